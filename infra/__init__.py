@@ -1,0 +1,1 @@
+"""What the services run on: brokers, images, deployment files."""

@@ -1,0 +1,1 @@
+"""Load, faults and comparisons, measured on real processes."""

@@ -1,0 +1,1 @@
+"""The wire contract: messages, headers, topics and failure kinds. Imports nothing of the services."""

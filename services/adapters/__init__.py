@@ -1,0 +1,1 @@
+"""Edges: Kafka, model backends, the database, blobs, telemetry. Library errors end here."""

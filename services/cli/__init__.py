@@ -1,0 +1,1 @@
+"""The command line: everything on one machine, topics, load tests."""

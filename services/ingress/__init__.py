@@ -1,0 +1,1 @@
+"""The OpenAI-compatible edge: validates, routes, publishes, waits, answers or streams."""

@@ -1,0 +1,1 @@
+"""The bookkeeper: turns the one log into rows, and sends parked tasks out again."""

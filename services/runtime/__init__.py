@@ -1,0 +1,1 @@
+"""What every service runs on: settings, the fleet file, signals, drain, health."""
