@@ -1,0 +1,125 @@
+"""A whole OpenAI answer (chat or text completion) rebuilt from the chunks of its stream.
+
+Usage is the last one that any chunk carries, so a cumulative one is counted once and an explicit 0 stays 0.
+How choices are put together: answer_choice.py.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from services.core.answer_choice import (
+    ChoiceAssembly,
+    Json,
+    MalformedChunkError,
+    choice_has_content,
+    dicts,
+    index_of,
+    last_wins,
+)
+
+__all__ = ["Assembly", "Json", "MalformedChunkError", "TokenCount", "has_content"]
+
+_OBJECTS = {"chat": "chat.completion", "text": "text_completion"}
+_OWN_FIELDS = frozenset({"id", "model", "object", "choices", "usage", "created"})
+_BYTES_PER_TOKEN = 4  # of English under the usual vocabularies; an estimate, and marked as one
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    value: int
+    estimated: bool
+
+
+def has_content(chunk: Json) -> bool:
+    """Whether a chunk carries content, refusal, reasoning or a tool call. Raises MalformedChunkError."""
+    return any(choice_has_content(choice) for choice in dicts(chunk.get("choices"), "choices"))
+
+
+class Assembly:
+    """Takes the chunks of one answer in order. `n` is how many choices were asked for."""
+
+    __slots__ = (
+        "_choices",
+        "_content_chunks",
+        "_created_s",
+        "_extra",
+        "_id",
+        "_kind",
+        "_model",
+        "_n",
+        "_usage",
+    )
+
+    def __init__(self, kind: Literal["chat", "text"], answer_id: str, model: str, n: int = 1) -> None:
+        self._kind = kind
+        self._id = answer_id
+        self._model = model
+        self._n = n
+        self._choices: dict[int, ChoiceAssembly] = {}
+        self._extra: dict[str, Any] = {}
+        self._usage: Json | None = None
+        self._created_s: int | None = None
+        self._content_chunks = 0
+
+    @property
+    def usage(self) -> Json | None:
+        """The backend's own usage, as it said it; None when no chunk had one."""
+        return self._usage
+
+    @property
+    def has_content(self) -> bool:
+        """Whether any chunk so far had content."""
+        return self._content_chunks > 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice that was asked for, and every one seen, has its finish reason."""
+        return len(self._choices) >= self._n and all(
+            choice.finish_reason is not None for choice in self._choices.values()
+        )
+
+    def add(self, chunk: Json) -> bool:
+        """Take the next chunk; returns whether it has content. A MalformedChunkError voids the answer."""
+        choices = dicts(chunk.get("choices"), "choices")
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self._usage = usage
+        created = chunk.get("created")
+        if self._created_s is None and isinstance(created, int):
+            self._created_s = created
+        for name in chunk.keys() - _OWN_FIELDS:
+            last_wins(self._extra, name, chunk[name])
+        content = False
+        for choice in choices:
+            index = index_of(choice, 0, "choices[].index")
+            held = self._choices.get(index)
+            if held is None:
+                held = self._choices[index] = ChoiceAssembly()
+            held.add(choice)
+            content = content or choice_has_content(choice)
+        self._content_chunks += content
+        return content
+
+    def completion_tokens(self) -> TokenCount:
+        """The backend's count where it gave one, else an estimate from the chunks and bytes that came."""
+        told = self._usage.get("completion_tokens") if self._usage is not None else None
+        if isinstance(told, int) and not isinstance(told, bool):
+            return TokenCount(told, estimated=False)
+        count = sum(choice.content_bytes() for choice in self._choices.values())
+        return TokenCount(max(self._content_chunks, -(-count // _BYTES_PER_TOKEN)), estimated=True)
+
+    def answer(self, created_s: int = 0) -> dict[str, Any]:
+        """The unstreamed answer; `created_s` (Unix time) stands in where no chunk said when it was made."""
+        whole: dict[str, Any] = {
+            "id": self._id,
+            "object": _OBJECTS[self._kind],
+            "created": created_s if self._created_s is None else self._created_s,
+            "model": self._model,
+            "choices": [
+                self._choices[index].whole(index, self._kind == "chat") for index in sorted(self._choices)
+            ],
+            **self._extra,
+        }
+        if self._usage is not None:
+            whole["usage"] = self._usage
+        return whole
