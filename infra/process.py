@@ -41,8 +41,9 @@ def free_port() -> int:
     raise OSError("no free port on 127.0.0.1 between 15000 and 32000")
 
 
-def _tethered(command: Sequence[str]) -> list[str]:
-    return [sys.executable, "-I", "-S", str(_TETHERED), str(os.getpid()), *command]
+def _tethered(command: Sequence[str], user: str | None) -> list[str]:
+    as_user = () if user is None else ("--user", user)
+    return [sys.executable, "-I", "-S", str(_TETHERED), str(os.getpid()), *as_user, *command]
 
 
 class ChildProcess:
@@ -74,14 +75,16 @@ class ChildProcess:
         """File with the child's stdout and stderr, appended over restarts."""
         return self._log_path
 
-    def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        """Start the child, unless one runs: ProcessFailedError."""
+    def spawn(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, *, user: str | None = None
+    ) -> None:
+        """Start the child, unless one runs: ProcessFailedError. `user`: whom it becomes (as root only)."""
         if self.running:
             raise ProcessFailedError(f"{self._name} is already running as {self.pid}")
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
             self._popen = subprocess.Popen(
-                _tethered(command),
+                _tethered(command, user),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
