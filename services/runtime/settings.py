@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-BrokerKind = Literal["local", "kafka", "external"]
+from services.adapters.kafka.traits import BrokerKind
 
 
 class ServiceSettings(BaseSettings):

@@ -1,0 +1,49 @@
+# Everything a newcomer needs: `make up` and `make test`. Both set up what they need first.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+PORT ?= 8080
+.PHONY: help up down test check bench fmt schemas lock clean
+
+help: ## show this
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# The environment is as new as the files that describe it, or it is made again.
+.venv/ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Chimera needs Python 3.11 or newer; found " + sys.version.split()[0] + ". Name one: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+up: .venv/ready ## set up, start the whole fleet on this machine, print a working curl
+	@$(BIN)/chimera up --detach --port $(PORT)
+
+down: .venv/ready ## stop exactly what `make up` started
+	@$(BIN)/chimera down
+
+test: .venv/ready ## all tests, with the real brokers and databases that they start themselves
+	@$(BIN)/pytest -q
+
+check: .venv/ready ## lint, format, types, import contracts, generated schemas
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/chimera schemas check
+
+bench: .venv/ready ## what the path costs over a direct call, beside the floor of the same broker
+	@$(BIN)/chimera loadtest overhead
+
+fmt: .venv/ready ## format and fix what can be fixed
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+schemas: .venv/ready ## write the JSON Schemas and the AsyncAPI document
+	@$(BIN)/chimera schemas write
+
+lock: .venv/ready ## pin again: hashes of every package, no address
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --all-extras --upgrade pyproject.toml -o requirements.lock
+
+clean: ## remove the environment and what runs left behind
+	@rm -rf .venv .chimera .pytest_cache .mypy_cache .ruff_cache

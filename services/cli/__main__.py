@@ -1,0 +1,110 @@
+"""`chimera`: the command line. Each command says in one line what went wrong and what was expected."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from infra.process import ProcessFailedError
+from services.adapters.kafka.traits import BrokerKind
+from services.cli.detached import start_detached
+from services.cli.processes import StateDir
+from services.cli.run_record import stop_run
+from services.cli.schemas import schemas_app
+from services.cli.topics import topics_app
+from services.cli.up import Up, UpError, UpOptions
+from services.runtime.fleet_file import FleetFileError, load_fleet
+from services.runtime.lifecycle import CONFIG_ERROR_EXIT, stop_event
+
+app = App(name="chimera", help="A message-bus worker fleet for multi-step LLM work.")
+app.command(topics_app)
+app.command(schemas_app)
+console = Console(highlight=False, soft_wrap=True)
+
+StateOption = Annotated[
+    Path, Parameter(name="--state-dir", help="where logs, data and the record of the run are")
+]
+DOWN_GRACE_S = 60.0
+
+
+@app.command
+def up(
+    *,
+    fleet: Path = Path("fleet.yaml"),
+    broker: BrokerKind = "local",
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    state_dir: StateOption = Path(".chimera"),
+    detach: bool = False,
+) -> None:
+    """Start everything on this machine: broker, small real models, every service.
+
+    Parameters
+    ----------
+    fleet
+        The pools; a file with `launch` starts real small models.
+    broker
+        local (in memory), kafka (Apache Kafka from its jars), or external (CHIMERA_KAFKA_BOOTSTRAP_SERVERS).
+    host
+        Address of the HTTP edge.
+    port
+        Port of the HTTP edge.
+    state_dir
+        Where logs, data and the record of the run are.
+    detach
+        Return once the first question was answered, and leave the fleet running.
+    """
+    options = UpOptions(
+        fleet_file=fleet,
+        broker=broker,
+        state=StateDir(state_dir),
+        host=host,
+        port=port,
+        bootstrap_servers=os.environ.get("CHIMERA_KAFKA_BOOTSTRAP_SERVERS"),
+        database_url=os.environ.get("CHIMERA_DATABASE_URL"),
+    )
+    if detach:
+        arguments = ["--fleet", str(fleet), "--broker", broker, "--host", host, "--port", str(port)]
+        raise SystemExit(start_detached([*arguments, "--state-dir", str(state_dir)], options.state, console))
+
+    async def main() -> None:
+        await Up(options, console.print, os.environ).run(stop_event())
+
+    asyncio.run(main())
+
+
+@app.command
+def down(*, state_dir: StateOption = Path(".chimera")) -> None:
+    """Stop exactly what `chimera up` started from this state directory."""
+    killed = asyncio.run(stop_run(StateDir(state_dir).run_file, grace_s=DOWN_GRACE_S))
+    console.print(f"stopped; had to be killed: {', '.join(killed)}" if killed else "stopped")
+
+
+@app.command
+def check_fleet(fleet: Path = Path("fleet.yaml")) -> None:
+    """Validate a fleet file and list its pools."""
+    for pool in load_fleet(fleet).pools:
+        capabilities = ", ".join(sorted(pool.capabilities))
+        console.print(f"{pool.name}: {pool.model} ({pool.backend}), {pool.slots} slots, {capabilities}")
+
+
+def main(tokens: list[str] | None = None) -> Any:
+    """Runs a command; faults of the user's making end in a line on stderr and a status, never a traceback."""
+    try:
+        return app(tokens)
+    except FleetFileError as fault:
+        print(fault, file=sys.stderr)
+        raise SystemExit(CONFIG_ERROR_EXIT) from None
+    except (UpError, ProcessFailedError, ValueError) as fault:
+        print(f"chimera: {fault}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What `chimera up` starts, as data: one spec per process, built from the fleet file and free ports."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.adapters.kafka.traits import BrokerKind
+from services.runtime.fleet_schema import FleetEntry
+
+MODEL_READY_S = 60.0
+SERVICE_READY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """A process: how it is started, and the URL that answers 200 once it does its work."""
+
+    name: str
+    command: tuple[str, ...]
+    ready_url: str
+    ready_s: float
+    stop_grace_s: float
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StateDir:
+    """Where one `chimera up` keeps everything: logs, data, and the record of what runs."""
+
+    path: Path
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def fleet_file(self) -> Path:
+        """The fleet as it runs: launched models have their addresses in it."""
+        return self.path / "fleet.effective.yaml"
+
+    @property
+    def kafka(self) -> Path:
+        return self.path / "kafka"
+
+    def database_url(self) -> str:
+        return f"sqlite+aiosqlite:///{(self.path / 'chimera.db').resolve()}"
+
+
+def launched(entry: FleetEntry, ports: Mapping[str, int]) -> FleetEntry:
+    """The fleet with every `launch` replaced by the address where its model server listens."""
+    pools = [
+        pool.model_copy(update={"launch": None, "base_url": f"http://127.0.0.1:{ports[pool.name]}/v1"})
+        if pool.launch
+        else pool
+        for pool in entry.pools
+    ]
+    return entry.model_copy(update={"pools": pools})
+
+
+def model_processes(entry: FleetEntry, ports: Mapping[str, int]) -> list[ProcessSpec]:
+    """One process for each pool that the file asks us to launch."""
+    specs = []
+    for pool in entry.pools:
+        if pool.launch is None:
+            continue
+        port = ports[pool.name]
+        command = _module(
+            "infra.llama",
+            *("--model", pool.launch.model, "--port", str(port), "--alias", pool.backend_model or pool.model),
+            *("--threads", str(pool.launch.threads), "--slots", str(pool.slots)),
+            *("--context-per-slot", str(pool.launch.context_per_slot)),
+        )
+        specs.append(
+            ProcessSpec(f"model-{pool.name}", command, f"http://127.0.0.1:{port}/health", MODEL_READY_S, 5.0)
+        )
+    return specs
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAddresses:
+    """Where the services of one run meet: the broker, the database, the edge."""
+
+    bootstrap_servers: str
+    broker: BrokerKind
+    database_url: str
+    host: str
+    port: int
+
+
+def service_processes(
+    pools: Sequence[str],
+    at: ServiceAddresses,
+    state: StateDir,
+    ports: Mapping[str, int],
+    environment: Mapping[str, str],
+) -> list[ProcessSpec]:
+    """The orchestrator, one worker per pool, the ingress: in the order in which they start."""
+    shared = {
+        **environment,
+        "CHIMERA_KAFKA_BOOTSTRAP_SERVERS": at.bootstrap_servers,
+        "CHIMERA_BROKER": at.broker,
+        "CHIMERA_DATABASE_URL": at.database_url,
+        "CHIMERA_FLEET_FILE": str(state.fleet_file),
+        "CHIMERA_BLOB_DIR": str(state.path / "blobs"),
+    }
+    drain_s = float(environment.get("CHIMERA_DRAIN_S", "30"))
+
+    def spec(name: str, module: str, **more: str) -> ProcessSpec:
+        port = ports[name]
+        env = {**shared, "CHIMERA_HEALTH_PORT": str(port), **more}
+        ready = f"http://127.0.0.1:{port}/readyz"
+        return ProcessSpec(name, _module(module), ready, SERVICE_READY_S, drain_s + 10.0, env)
+
+    orchestrator = spec("orchestrator", "services.orchestrator")
+    workers = [spec(f"worker-{pool}", "services.worker_pools", CHIMERA_POOL=pool) for pool in pools]
+    ingress_env = {**shared, "CHIMERA_HOST": at.host, "CHIMERA_PORT": str(at.port)}
+    ingress = ProcessSpec(
+        "ingress",
+        _module("services.ingress"),
+        f"http://{at.host}:{at.port}/readyz",
+        SERVICE_READY_S,
+        drain_s + 10.0,
+        ingress_env,
+    )
+    return [orchestrator, *workers, ingress]
+
+
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name, *arguments)

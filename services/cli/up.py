@@ -1,0 +1,194 @@
+"""`chimera up`: everything on one machine. Starts, watches, and stops what it started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from infra.process import free_port
+from schemas.topics import TopicNames, fleet_topics
+from services.adapters.kafka.topic_admin import apply
+from services.adapters.kafka.traits import BrokerKind, traits_of
+from services.cli.brokers import Broker, make_broker, outgrown
+from services.cli.first_question import ask, curl_text
+from services.cli.processes import (
+    ServiceAddresses,
+    StateDir,
+    launched,
+    model_processes,
+    service_processes,
+)
+from services.cli.run_record import ProcessMark, RunRecord
+from services.cli.supervisor import Supervised, start_all, stop_all
+from services.runtime.fleet_file import missing_keys, read_fleet_entry, to_fleet
+
+WATCH_S = 0.25
+
+
+class UpError(Exception):
+    """The fleet cannot start; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What the command line says."""
+
+    fleet_file: Path
+    broker: BrokerKind
+    state: StateDir
+    host: str
+    port: int
+    bootstrap_servers: str | None = None
+    database_url: str | None = None
+
+
+class Up:
+    """One run: broker, model servers, orchestrator, workers, ingress."""
+
+    def __init__(
+        self, options: UpOptions, say: Callable[[str], None], environment: Mapping[str, str]
+    ) -> None:
+        self._options, self._say, self._environment = options, say, environment
+        self._entry = read_fleet_entry(options.fleet_file)
+        self._model_ports = {pool.name: free_port() for pool in self._entry.pools if pool.launch}
+        self._effective = launched(self._entry, self._model_ports)
+        self._fleet = to_fleet(self._effective)
+        self._broker: Broker = make_broker(options.broker, options.state, options.bootstrap_servers)
+        self._models: list[Supervised] = []
+        self._services: list[Supervised] = []
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set. Raises UpError, or ProcessFailedError with the end of the failing log."""
+        missing = missing_keys(self._fleet, self._environment)
+        if missing:
+            raise UpError("\n".join(missing))
+        running = RunRecord.read(self._options.state.run_file)
+        if running is not None and running.up.process() is not None:
+            raise UpError(f"a fleet already runs from here at {running.url}; stop it with: chimera down")
+        check_free(self._options.host, self._options.port)
+        self._write_fleet()
+        try:
+            await self._start()
+            self._record(ready=False)
+            curl = curl_text(self._url())
+            answer = await ask(self._url())
+            self._record(ready=True)
+            self._say(f"\nThe fleet answers at {self._url()}")
+            self._say(f"  asked:    {answer.question}\n  answered: {answer.text}")
+            self._say(f"\nTry it:\n{curl}\n")
+            await self._watch(stop)
+        finally:
+            await self._stop()
+
+    def _url(self) -> str:
+        return f"http://{self._options.host}:{self._options.port}"
+
+    def _write_fleet(self) -> None:
+        state = self._options.state
+        state.logs.mkdir(parents=True, exist_ok=True)
+        state.fleet_file.write_text(
+            yaml.safe_dump(self._effective.model_dump(exclude_none=True), sort_keys=False)
+        )
+
+    async def _start(self) -> None:
+        logs = self._options.state.logs
+        self._models = [
+            Supervised(spec, logs, self._say) for spec in model_processes(self._entry, self._model_ports)
+        ]
+        await asyncio.gather(self._start_broker(), start_all(self._models, self._say))
+        await self._start_services()
+
+    async def _start_broker(self) -> None:
+        await self._broker.start()
+        names = TopicNames(self._fleet.prefix)
+        topics = fleet_topics(names, [pool.name for pool in self._fleet.pools], self._fleet.partitions)
+        wrong = (
+            await apply(topics, self._broker.bootstrap_servers, traits_of(self._options.broker))
+        ).faults()
+        if wrong:
+            raise UpError("\n".join(str(fault) for fault in wrong))
+        self._say(f"broker ({self._options.broker}) ready at {self._broker.bootstrap_servers}")
+
+    async def _start_services(self) -> None:
+        options = self._options
+        pools = [pool.name for pool in self._fleet.pools]
+        names = ["orchestrator", *(f"worker-{pool}" for pool in pools)]
+        addresses = ServiceAddresses(
+            self._broker.bootstrap_servers,
+            options.broker,
+            options.database_url or options.state.database_url(),
+            options.host,
+            options.port,
+        )
+        ports = {name: free_port() for name in names}
+        specs = service_processes(pools, addresses, options.state, ports, self._environment)
+        self._services = [Supervised(spec, options.state.logs, self._say) for spec in specs]
+        await start_all(self._services, self._say)
+
+    def _record(self, *, ready: bool) -> None:
+        marks = [
+            ProcessMark.of(process.spec.name, process.pid)
+            for process in (*self._models, *self._services)
+            if process.pid is not None
+        ]
+        if self._broker.pid:
+            marks.append(ProcessMark.of("broker", self._broker.pid))
+        up = ProcessMark.of("up", os.getpid())
+        RunRecord(up, tuple(marks), ready, self._url(), curl_text(self._url())).write(
+            self._options.state.run_file
+        )
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        """Restarts what falls with the broker; single processes restart themselves (supervisor)."""
+        while not stop.is_set():
+            for process in (*self._models, *self._services):
+                if process.fatal.done():
+                    raise UpError(process.fatal.result())
+            if not self._broker.running:
+                await self._restart_with_broker("the broker ended")
+            elif outgrown(self._broker):
+                await self._restart_with_broker(
+                    "the in-memory broker holds more than 1 GiB, which it never frees"
+                )
+            try:
+                await asyncio.wait_for(stop.wait(), WATCH_S)
+            except TimeoutError:
+                continue
+
+    async def _restart_with_broker(self, why: str) -> None:
+        # In memory nothing survives: services that kept their positions would skip new records in silence.
+        self._say(f"{why}; starting it and the services again")
+        if self._options.broker == "local":
+            await stop_all(self._services)
+            await self._broker.stop()
+            await self._start_broker()
+            await self._start_services()
+        else:
+            await self._start_broker()
+        self._record(ready=True)
+
+    async def _stop(self) -> None:
+        self._say("stopping")
+        for process in reversed(self._services):
+            await process.stop()
+        await stop_all(self._models)
+        await self._broker.stop()
+        self._options.state.run_file.unlink(missing_ok=True)
+
+
+def check_free(host: str, port: int) -> None:
+    """Raises UpError naming the port where somebody listens on it already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as fault:
+            raise UpError(
+                f"port {port} on {host} is taken ({fault.strerror}); choose another with --port"
+            ) from None
