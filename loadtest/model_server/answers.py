@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from loadtest.model_server import words
 from loadtest.model_server.calls import Call
@@ -21,8 +21,7 @@ from loadtest.model_server.settings import ServerSettings
 _ARGUMENT_CHARACTERS = 6  # of a tool call's arguments in one delta
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """One content chunk of a choice: text, or a step of tool call number `call`, its first if `opens`."""
 
     choice: int

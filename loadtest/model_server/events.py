@@ -24,6 +24,9 @@ class Events:
         newline = b"\r\n" if script.crlf else b"\n"
         self._prefix = (b": keepalive" + newline * 2 if script.comments else b"") + b"data: "
         self._suffix = newline * 2
+        # What is the same in every chunk is encoded once: a stream is mostly this.
+        envelope = orjson.dumps(answers.streamed(answer, []))
+        self._opened = self._prefix + envelope.removesuffix(b"[]}")
 
     def opening(self) -> Iterator[bytes]:
         """Role chunks, one per choice; completions have none."""
@@ -65,12 +68,12 @@ class Events:
             yield self._event([], final_usage=True)
 
     def _event(self, choices: list[dict[str, Any]], final_usage: bool = False) -> bytes:
-        chunk = answers.streamed(self._answer, choices)
+        usage = b""
         if final_usage or self._where == "every_chunk":
-            chunk["usage"] = self._usage()
+            usage = b',"usage":' + orjson.dumps(self._usage())
         elif self._where == "own_chunk":
-            chunk["usage"] = None  # OpenAI's own servers announce it so
-        return self._framed(orjson.dumps(chunk))
+            usage = b',"usage":null'  # OpenAI's own servers announce it so
+        return b"%b%b%b}%b" % (self._opened, orjson.dumps(choices), usage, self._suffix)
 
     def _usage(self) -> dict[str, int]:
         if self._where == "zero":

@@ -20,6 +20,7 @@ import httptools
 
 _LINGER_ZERO = struct.pack("ii", 1, 0)  # close() then sends RST
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_PENDING_BYTES = 64 * 1024
 _FLUSH_POLL_S = 0.001
 _FLUSH_POLLS = 1000
 
@@ -126,6 +127,8 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._ended_here = False
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
@@ -196,11 +199,17 @@ class Connection(asyncio.Protocol):
     # for the exchange and the server
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        """Sent at the end of this turn of the loop: one system call for all events of a turn."""
+        if not self._pending:
+            self._loop.call_soon(self._flush)
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if self._pending_bytes > _PENDING_BYTES:
+            self._flush()
 
     async def flushed(self) -> None:
         """Waits until our side has handed everything to the kernel, a second at most."""
+        self._flush()
         for _ in range(_FLUSH_POLLS):
             if self._transport is None or self._transport.get_write_buffer_size() == 0:
                 return
@@ -242,8 +251,15 @@ class Connection(asyncio.Protocol):
         elif self._waiting:
             self._serve_next()
 
+    def _flush(self) -> None:
+        if self._pending and self._transport is not None:
+            self._transport.write(b"".join(self._pending))
+        self._pending.clear()
+        self._pending_bytes = 0
+
     def _close(self) -> None:
         self._ended_here = True
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 

@@ -7,8 +7,8 @@ import random
 import re
 import struct
 import zlib
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 _WORD = re.compile(r"\s*\S+(?:\s+$)?|\s+$")
 _STRIDE = 7  # coprime to the vocabulary, so that an answer visits all of it
@@ -27,8 +27,7 @@ VOCABULARY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One content chunk and what it counts for."""
 
     text: str
