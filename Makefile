@@ -44,6 +44,7 @@ schemas: .venv/ready ## write the JSON Schemas and the AsyncAPI document
 
 lock: .venv/ready ## pin again: hashes of every package, no address
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --all-extras --upgrade pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock pyproject.toml -o requirements-services.lock
 
 clean: ## remove the environment and what runs left behind
 	@rm -rf .venv .chimera .pytest_cache .mypy_cache .ruff_cache
