@@ -85,11 +85,11 @@ class SseDecoder:
         events = []
         for line in data.splitlines(keepends=True):
             end = line[-1]
+            self._skip_lf = end == 0x0D  # only the chunk's last line leaves it set
             if end not in (0x0A, 0x0D):
                 self._tail.append(line)
                 self._hold(len(line))
                 break
-            self._skip_lf = end == 0x0D  # only the chunk's last line leaves it set
             event = self._line(line.rstrip(b"\r\n"))
             if event is not None:
                 events.append(event)
