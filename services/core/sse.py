@@ -49,8 +49,6 @@ class SseDecoder:
             self._skip_lf = False
             if data[0] == 0x0A:
                 data = data[1:]
-        if self._is_whole(data):
-            return self._whole(data)
         return self._by_line(data)
 
     def finish(self) -> list[Event]:
@@ -60,25 +58,6 @@ class SseDecoder:
         """
         events = self._by_line(b"\n\n") if self.pending else []
         self._skip_lf = False
-        return events
-
-    def _is_whole(self, data: bytes) -> bool:
-        return (
-            not (self._held_bytes or self._at_start)
-            and data.startswith(b"data: ")
-            and data.endswith(b"\n\n")
-            and len(data) <= self._max_bytes
-            and b"\r" not in data
-        )
-
-    def _whole(self, data: bytes) -> list[Event]:
-        """The usual chunk: whole events of one data line each."""
-        events = []
-        for block in data[:-2].split(b"\n\n"):
-            if block.startswith(b"data: ") and b"\n" not in block:
-                events.append(Event(_DEFAULT_NAME, block[6:]))
-            else:
-                events += self._by_line(block + b"\n\n")
         return events
 
     def _by_line(self, data: bytes) -> list[Event]:

@@ -161,6 +161,8 @@ def test_usage_is_estimated_only_where_absent_and_marked_so() -> None:
     assert "usage" not in silent.answer()
     short = assembled([chunk_of(delta_of(content=letter)) for letter in "abcdef"])
     assert short.completion_tokens() == TokenCount(6, estimated=True)
+    foreign = assembled([chunk_of(delta_of(content="word"), usage="n/a")])
+    assert foreign.usage is None
     partial = assembled([chunk_of(delta_of(content="word"), usage={"prompt_tokens": 5})])
     assert partial.completion_tokens() == TokenCount(1, estimated=True)
 
@@ -227,10 +229,9 @@ def test_tool_calls_without_an_index_are_told_apart_by_id() -> None:
 
 def test_a_name_on_every_chunk_is_one_name_and_empty_ids_change_nothing() -> None:
     first = {"index": 0, "id": "call_a", "type": "function", "function": {"name": "f", "arguments": "1"}}
-    again = {"index": 0, "id": "", "type": None, "function": {"name": "f", "arguments": "2"}}
-    answer = assembled(
-        [chunk_of(delta_of(tool_calls=[first])), chunk_of(delta_of(tool_calls=[again]))]
-    ).answer()
+    same = {"index": 0, "id": "call_a", "function": {"name": "f", "arguments": ""}}
+    again = {"index": 0, "id": "", "type": None, "function": {"name": None, "arguments": "2"}}
+    answer = assembled([chunk_of(delta_of(tool_calls=[call])) for call in (first, same, again)]).answer()
     assert answer["choices"][0]["message"] == {
         "role": "assistant",
         "content": None,
@@ -260,6 +261,10 @@ def test_unknown_fields_that_are_no_strings_are_last_wins_and_null_never_wins() 
     assert answer["service_tier"] == "default"
     assert answer["choices"][0]["stop_reason"] == 7
     assert answer["choices"][0]["message"]["annotations"] == [1, 2]
+
+
+def test_an_answer_was_made_when_its_first_chunk_was() -> None:
+    assert assembled([chunk_of(), chunk_of(created=7), chunk_of(created=9)]).answer(5)["created"] == 7
 
 
 def test_an_empty_answer_keeps_its_empty_string() -> None:

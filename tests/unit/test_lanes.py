@@ -47,12 +47,22 @@ def test_nothing_waits_nothing_is_picked() -> None:
 
 def test_an_idle_lane_banks_no_credit() -> None:
     picker = busy_picker()
-    for _ in range(4):
+    for _ in range(5):
         picker.pick(0.0)
     for lane in picker.lanes:
         picker.emptied(lane)
         picker.arrived(lane, 0.0)
-    assert Counter(picker.pick(0.0) for _ in range(12)) == WEIGHTS
+    fresh = busy_picker()
+    assert [picker.pick(0.0) for _ in range(12)] == [fresh.pick(0.0) for _ in range(12)]
+
+
+def test_more_work_does_not_make_a_waiting_lane_wait_anew() -> None:
+    picker = busy_picker()
+    picker.pick(1.0)
+    picker.pick(1.0)
+    for lane in picker.lanes:
+        picker.arrived(lane, 8.0)
+    assert picker.pick(8.5) == "batch"
 
 
 def test_unknown_lanes_and_weights_below_one_are_refused() -> None:

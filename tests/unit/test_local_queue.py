@@ -137,6 +137,15 @@ def test_a_lane_that_waited_since_before_the_first_pick_goes_first() -> None:
     assert popped.task_id == "b"
 
 
+def test_a_delayed_retry_waits_from_its_time_on_not_from_when_it_was_noticed() -> None:
+    held = queue()
+    held.push(entry("b", "batch", not_before_s=0.0))
+    held.push(entry("i", "interactive", queued_s=9.0))
+    popped = held.pop(9.0)
+    assert popped is not None
+    assert popped.task_id == "b"
+
+
 def test_what_left_is_not_kept_alive_by_its_deadline() -> None:
     held = queue()
     for number in range(20_000):

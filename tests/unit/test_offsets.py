@@ -107,6 +107,7 @@ def test_an_offset_that_was_taken_for_a_gap_still_holds_the_watermark() -> None:
     for offset in (0, 5, 3):
         assert tracker.received(offset) is Received.NEW
     tracker.done(0, 1)
+    assert tracker.watermark == tracker.head == 3
     tracker.done(5, 1)
     assert tracker.watermark == 3
 
