@@ -72,7 +72,7 @@ class Pace:
         await self._wait()
 
     async def gap(self, tokens: int) -> None:
-        self._add(self._gap_s(tokens))
+        self._add(self.gap_s(tokens))
         await self._wait()
 
     async def gaps(self, tokens: list[int]) -> None:
@@ -82,10 +82,10 @@ class Pace:
                 await self.gap(each)
             return
         for each in tokens:
-            self._add(self._gap_s(each))
+            self._add(self.gap_s(each))
         await self._wait()
 
-    def _gap_s(self, tokens: int) -> float:
+    def gap_s(self, tokens: int) -> float:
         if self._scripted_gap_s is not None:
             return self._scripted_gap_s
         settings = self._settings

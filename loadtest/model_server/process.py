@@ -69,7 +69,7 @@ class ModelServerProcess:
         raise RuntimeError(f"the model server did not start: {self.stderr_file.read_text()}")
 
     def log(self) -> list[AttemptRecord]:
-        """Ended attempts of all its lives, from the file: also while it is frozen or dead."""
+        """Ended attempts of all its lives, from the file: also while it is frozen or dead, until the `async with` ends."""
         file = self.settings.log_file
         if file is None or not file.exists():
             return []
@@ -109,13 +109,22 @@ class ModelServerProcess:
         self.kill()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            if self._process is not None:
+                self.kill()
+            self._forget_files()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+        self._forget_files()
+
+    def _forget_files(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _spawned(self) -> subprocess.Popen[bytes]:
