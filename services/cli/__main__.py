@@ -14,6 +14,7 @@ from rich.console import Console
 from infra.process import ProcessFailedError
 from services.adapters.kafka.traits import BrokerKind
 from services.cli.detached import start_detached
+from services.cli.loadtest import loadtest_app
 from services.cli.processes import StateDir
 from services.cli.run_record import stop_run
 from services.cli.schemas import schemas_app
@@ -24,6 +25,7 @@ from services.runtime.lifecycle import CONFIG_ERROR_EXIT, stop_event
 
 app = App(name="chimera", help="A message-bus worker fleet for multi-step LLM work.")
 app.command(topics_app)
+app.command(loadtest_app)
 app.command(schemas_app)
 console = Console(highlight=False, soft_wrap=True)
 
