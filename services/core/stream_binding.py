@@ -169,7 +169,7 @@ class StreamBinding:
         return self._concluded(self._deliver(self._tracks[attempt].take()), record)
 
     def repair(self, answer: Mapping[str, Any] | None) -> Step:
-        """Ends a stream whose chunks stayed missing, from the outcome's whole `answer` (None: it has none)."""
+        """Ends a stream whose chunks stayed missing, from the outcome's whole `answer` (None: none)."""
         outcome = self._outcome
         if self._ended or outcome is None:
             return NOTHING

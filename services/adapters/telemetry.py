@@ -1,0 +1,139 @@
+"""Logs and traces of a service: JSON lines on stderr, spans by the standard OTEL_* variables.
+
+Law (R8): nothing leaves through a log line unredacted: values of secret environment variables and bearer
+tokens are replaced in every field, tracebacks included.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import orjson
+import structlog
+
+REDACTED = "[redacted]"
+_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
+_SHORTEST_SECRET = 8  # anything shorter would black out ordinary words
+_BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
+_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+
+EventDict = MutableMapping[str, Any]
+
+
+class Redactor:
+    """A structlog processor that scrubs secrets from all text of an event, at any depth."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        found = sorted({s for s in secrets if len(s) >= _SHORTEST_SECRET}, key=len, reverse=True)
+        self._secrets = re.compile("|".join(map(re.escape, found))) if found else None
+
+    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
+        for name, value in event.items():
+            if value.__class__ not in (int, float, bool, type(None)):
+                event[name] = self.scrub(value)
+        return event
+
+    def scrub(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.scrub_text(value)
+        if isinstance(value, Mapping):
+            return {self.scrub(name): self.scrub(item) for name, item in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [self.scrub(item) for item in value]
+        if isinstance(value, (int, float, type(None))):
+            return value
+        return self.scrub_text(str(value))
+
+    def scrub_text(self, text: str) -> str:
+        if self._secrets is not None:
+            text = self._secrets.sub(REDACTED, text)
+        if "earer" in text or "EARER" in text:
+            text = _BEARER.sub(f"Bearer {REDACTED}", text)
+        if "://" in text:
+            text = _URL_PASSWORD.sub(rf"\1{REDACTED}@", text)
+        return text
+
+
+def secrets_of(environment: Mapping[str, str], more_names: Iterable[str] = ()) -> list[str]:
+    """Values of variables that are named like secrets, or in `more_names` (a pool's `api_key_env`)."""
+    named = set(more_names)
+    return [v for name, v in environment.items() if name in named or _SECRET_NAME.search(name.upper())]
+
+
+def setup_logging(service: str, *, level: str = "info", secret_names: Iterable[str] = ()) -> None:
+    """JSON lines on stderr for structlog and the standard library alike; call once, before anything runs."""
+    redact = Redactor(secrets_of(os.environ, secret_names))
+
+    def name_service(_logger: Any, _method: str, event: EventDict) -> EventDict:
+        event["service"] = service
+        return event
+
+    number = logging.getLevelNamesMapping()[level.upper()]
+    first: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        name_service,
+    ]
+    last: list[Any] = [
+        structlog.processors.format_exc_info,
+        redact,
+        structlog.processors.JSONRenderer(serializer=orjson.dumps),
+    ]
+    structlog.configure(
+        processors=[*first, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*first, structlog.stdlib.add_logger_name],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *last,
+                _as_text,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(number, logging.INFO))
+    logging.getLogger("aiokafka").setLevel(max(number, logging.WARNING))
+
+
+def _as_text(_logger: Any, _method: str, line: Any) -> str:
+    """What the JSON renderer made, for handlers that write text."""
+    return str(line, "utf-8")
+
+
+def setup_tracing(service: str) -> Callable[[], None]:
+    """Exports spans where OTEL_* names an exporter; returns what flushes and stops it.
+
+    Without one no SDK is set up: spans cost next to nothing and a caller's traceparent is still passed on.
+    Honours OTEL_TRACES_EXPORTER (otlp, console, none), OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME,
+    OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and OTEL_SDK_DISABLED. Raises ValueError for an unknown
+    exporter.
+    """
+    exporter = _exporter_name(os.environ)
+    if exporter == "none":
+        return lambda: None
+    from services.adapters import span_export  # noqa: PLC0415 - the SDK costs 0.2 s; only who exports pays
+
+    return span_export.export_spans(service, exporter)
+
+
+def _exporter_name(environment: Mapping[str, str]) -> str:
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return "none"
+    told = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    if told:
+        return told
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return "otlp" if any(environment.get(name) for name in endpoints) else "none"
