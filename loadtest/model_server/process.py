@@ -69,7 +69,10 @@ class ModelServerProcess:
         raise RuntimeError(f"the model server did not start: {self.stderr_file.read_text()}")
 
     def log(self) -> list[AttemptRecord]:
-        """Ended attempts of all its lives, from the file: also while it is frozen or dead, until the `async with` ends."""
+        """Ended attempts of all its lives, from the file: also while it is frozen or dead.
+
+        The file goes when the `async with` ends, unless `log_file` was given.
+        """
         file = self.settings.log_file
         if file is None or not file.exists():
             return []
