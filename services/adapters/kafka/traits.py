@@ -39,8 +39,10 @@ class BrokerTraits:
     end_offsets: bool
     """ListOffsets "latest" is the end. If not, it is the offset after the *first record of the last batch*:
     `end_offsets`, `seek_to_end` and auto_offset_reset=latest come out too early by the rest of that batch.
-    The end is then `seek_to_end`, `getmany` until `highwater()` is known, `seek(highwater())`: right on every
-    broker, for empty partitions too, after one long poll. Lag: `highwater() - position`, at least 0."""
+    The end, on every broker and for empty partitions too: auto_offset_reset=latest, `assign`, `getmany` until
+    `highwater()` is known (one long poll), `seek(highwater())`. Not `seek_to_end` right after `assign`: the
+    reset that `assign` began may answer last, and the reader stands at the beginning (seen on both brokers).
+    Lag: `highwater() - position`, at least 0."""
 
     deletes_records: bool
     """DeleteRecords works, and retention removes old records. If not, memory only grows."""
@@ -57,6 +59,11 @@ class BrokerTraits:
 
     lists_group_offsets_whole: bool
     """`list_consumer_group_offsets(group)` works without `partitions=`. If not, it costs the connection."""
+
+    session_timeout_ms: int
+    """After how long without a heartbeat a member of a group is dead, and its partitions move."""
+
+    heartbeat_interval_ms: int
 
     compression: Compression | None
     """For producers. None where the bytes never leave the machine: there it only costs."""
@@ -89,6 +96,8 @@ TRAITS: Mapping[BrokerKind, BrokerTraits] = MappingProxyType(
             topic_configs=False,
             unknown_topic_refused=False,
             lists_group_offsets_whole=False,
+            session_timeout_ms=3000,  # every join takes half of this here, and another second beside others
+            heartbeat_interval_ms=500,
             compression=None,
             fetch_max_wait_ms=_LOCAL_WAIT,
         ),
@@ -103,6 +112,8 @@ TRAITS: Mapping[BrokerKind, BrokerTraits] = MappingProxyType(
             topic_configs=True,
             unknown_topic_refused=True,
             lists_group_offsets_whole=True,
+            session_timeout_ms=6000,  # the least that Apache Kafka takes by default
+            heartbeat_interval_ms=1000,
             compression=None,
             fetch_max_wait_ms=_KAFKA_WAIT,
         ),
@@ -118,6 +129,8 @@ TRAITS: Mapping[BrokerKind, BrokerTraits] = MappingProxyType(
             topic_configs=True,
             unknown_topic_refused=True,
             lists_group_offsets_whole=True,
+            session_timeout_ms=6000,  # the least that Apache Kafka takes by default
+            heartbeat_interval_ms=1000,
             compression="lz4",
             fetch_max_wait_ms=_KAFKA_WAIT,
         ),
