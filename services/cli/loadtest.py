@@ -9,6 +9,7 @@ import orjson
 from cyclopts import App
 from rich.console import Console
 
+from loadtest.kills.run import VICTIMS, KillOptions, run_kills
 from loadtest.overhead.run import OverheadOptions, measure_overhead
 from services.adapters.kafka.traits import BrokerKind
 
@@ -50,3 +51,37 @@ def overhead(
         reports.append(found.as_json())
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_bytes(orjson.dumps(reports, option=orjson.OPT_INDENT_2))
+
+
+@loadtest_app.command
+def kills(
+    *,
+    seed: int = 1,
+    times: int = 10,
+    rate: float = 50.0,
+    gap_s: float = 6.0,
+    victims: list[str] | None = None,
+) -> None:
+    """Kill worker, ingress, bookkeeper and broker at seeded instants under load on Apache Kafka, and check.
+
+    Exits 1 where an accepted task has not exactly one outcome, or an attempt not exactly one ledger row.
+
+    Parameters
+    ----------
+    seed
+        Draws order and instants.
+    times
+        Kills of each victim.
+    rate
+        Chats a second; every other one streams.
+    gap_s
+        Seconds between two kills, on average.
+    victims
+        Some of worker, ingress, bookkeeper, broker; all by default.
+    """
+    options = KillOptions(seed, times, rate, gap_s, tuple(victims or VICTIMS))
+    report = asyncio.run(run_kills(options, console.print))
+    for line in report.lines():
+        console.print(line)
+    if report.verdict.breaches:
+        raise SystemExit(1)

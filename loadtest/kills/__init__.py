@@ -1,0 +1,1 @@
+"""A seeded schedule of kills under load, and an independent check that nothing was lost or counted twice."""
