@@ -105,7 +105,7 @@ async def test_a_hang_up_while_it_writes_frees_the_slot(client: httpx.AsyncClien
 
 
 async def test_a_hang_up_while_it_reads_frees_the_slot(client: httpx.AsyncClient) -> None:
-    """Only with return_progress does the server write, and so notice, before the prompt is read."""
+    """With return_progress it writes, and so notices, before the prompt is read, however busy it is."""
     words = " ".join(f"word{n}" for n in range(400))
     assert await hang_up_after_first_chunk(client, asking(words, return_progress=True)) == 1
     await until_idle(client)
