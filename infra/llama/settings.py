@@ -16,7 +16,7 @@ class LlamaSettings:
     slots: requests decoded at once; more wait in the server's own queue.
     context_per_slot: tokens, prompt and answer together.
     batch_tokens: prompt tokens per step. A step cannot be interrupted, so this bounds both how long a long
-        prompt stalls the other slots and how long a hang-up goes unnoticed (64: half a second).
+        prompt stalls the other slots and how long a hang-up goes unnoticed (64: below a second).
     """
 
     model: str = SMOLLM2
