@@ -9,6 +9,7 @@ import orjson
 from cyclopts import App
 from rich.console import Console
 
+from loadtest.durable.run import run_durable
 from loadtest.kills.run import VICTIMS, KillOptions, run_kills
 from loadtest.overhead.run import OverheadOptions, measure_overhead
 from services.adapters.kafka.traits import BrokerKind
@@ -85,3 +86,10 @@ def kills(
         console.print(line)
     if report.verdict.breaches:
         raise SystemExit(1)
+
+
+@loadtest_app.command
+def durable(*, tasks: int = 60_000) -> None:
+    """No-op tasks preloaded on Apache Kafka, one worker, PostgreSQL: how many a second reach the ledger."""
+    for line in asyncio.run(run_durable(tasks, console.print)).lines():
+        console.print(line)

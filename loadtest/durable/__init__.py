@@ -1,0 +1,1 @@
+"""Durable tasks end to end: preloaded lanes, one worker, to the last ledger row."""
