@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from infra.kafka.jars import JarsUnavailableError
+from infra.kafka.jars import JarsUnavailableError, kafka_version
 from infra.kafka.node import KafkaNode, available
 from infra.local_broker import LocalBroker
 from tests.broker_under_test import BrokerUnderTest
 
 pytest_plugins = ["tests.fixtures_models", "tests.fixtures_postgres"]
+
+
+def pytest_report_header() -> str:
+    """Say once, at the top, why tests on Apache Kafka will be skipped."""
+    reason = available()
+    return f"Apache Kafka: {reason or kafka_version()}"
 
 
 def _no_kafka(reason: str) -> None:
