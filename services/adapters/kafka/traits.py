@@ -41,7 +41,7 @@ class BrokerTraits:
     `end_offsets`, `seek_to_end` and auto_offset_reset=latest come out too early by the rest of that batch.
     The end, on every broker and for empty partitions too: auto_offset_reset=latest, `assign`, `getmany` until
     `highwater()` is known (one long poll), `seek(highwater())`. Not `seek_to_end` right after `assign`: the
-    reset that `assign` began may answer last, and the reader stands at the beginning (seen on both brokers).
+    reset that `assign` began may answer last, and the reader stands at the beginning (seen on Apache Kafka).
     Lag: `highwater() - position`, at least 0."""
 
     deletes_records: bool

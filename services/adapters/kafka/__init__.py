@@ -1,0 +1,1 @@
+"""Kafka: brokers traits, publishers, sources and topics, by aiokafka."""
