@@ -13,6 +13,8 @@ from schemas.failures import FailureKind
 from schemas.headers import WireHeaders
 from schemas.messages import Failure
 from services.core.fleet import Timeouts
+from services.core.life.errands import KeptRecord, LogBatch, OverdueTask, TakenTask
+from services.core.life.rows import Effect
 
 
 class BusError(Exception):
@@ -212,7 +214,7 @@ RandomUnit = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """An Idempotency-Key of a tenant: whose task it is, for which body, and whether the broker has the task."""
+    """An Idempotency-Key of a tenant: whose task, for which body, and whether the broker has the task."""
 
     task_id: str
     body_sha256: str
@@ -251,6 +253,46 @@ class IdempotencyStore(Protocol):
 
     async def outcome(self, task_id: str) -> StoredOutcome | None:
         """The task's first terminal record, once the bookkeeper has written it."""
+        ...
+
+    async def ping(self) -> None: ...
+
+
+class RowsRefused(StoreError):  # noqa: N818 - reads as the outcome it is
+    """The database is there and refused the values themselves: trying the same again cannot help."""
+
+
+class BookkeeperStore(Protocol):
+    """The rows that `results` is folded into. All raise StoreError; of a call that raised, nothing is kept.
+
+    `times` maps a partition to the time (ms) that its log has reached; other partitions are not touched.
+    """
+
+    async def apply(self, batch: LogBatch) -> Sequence[Effect]:
+        """One transaction. Raises RowsRefused when the values cannot be stored, whoever tries."""
+        ...
+
+    async def take_due(self, times: Mapping[int, int], *, limit: int) -> Sequence[TakenTask]:
+        """Moves due rows to `sweeping` and returns them, with those that a crash left there."""
+        ...
+
+    async def mark_swept(self, taken: Sequence[TakenTask]) -> None: ...
+    async def overdue(self, times: Mapping[int, int], *, limit: int) -> Sequence[OverdueTask]: ...
+
+    async def lose_tries(self, times: Mapping[int, int]) -> int:
+        """Marks open tries as lost whose deadline was at or before the partition's time; how many."""
+        ...
+
+    async def newest_stamps(self, partitions: Collection[int]) -> Mapping[int, int]:
+        """The newest record time (ms) among the parked rows of each partition that has any."""
+        ...
+
+    async def kept(self, *, limit: int) -> Sequence[KeptRecord]:
+        """The oldest kept records."""
+        ...
+
+    async def purge(self, now_ms: int) -> int:
+        """Removes what is past its time to live; how many rows."""
         ...
 
     async def ping(self) -> None: ...

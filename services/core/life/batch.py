@@ -15,6 +15,7 @@ from services.core.life.rows import (
     ParkedRow,
     TaskRow,
     TaskRows,
+    owed_key,
 )
 
 
@@ -40,7 +41,7 @@ class Folded:
 def fold_batch(entries: Sequence[LogEntry], stored: Mapping[str, TaskRows], limits: LifeLimits) -> Folded:
     """Folds entries in their order; `stored` has the rows of the tasks that have any."""
     rows: dict[str, TaskRows] = {}
-    owed: dict[str, Effect] = {}
+    owed: dict[tuple[str, ...], Effect] = {}
     for entry in entries:
         task_id = entry.message.task_id
         before = rows.get(task_id)
@@ -48,7 +49,7 @@ def fold_batch(entries: Sequence[LogEntry], stored: Mapping[str, TaskRows], limi
             before = stored.get(task_id, NO_ROWS)
         rows[task_id], effects = fold(before, entry, limits)
         for effect in effects:
-            owed[repr(effect)] = effect
+            owed.setdefault(owed_key(effect), effect)
     return Folded(rows, _changes(rows, stored), tuple(owed.values()))
 
 

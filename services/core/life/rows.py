@@ -145,3 +145,12 @@ class SendDead:
 
 
 Effect = SendClosed | SendCancel | SendDead
+
+
+def owed_key(effect: Effect) -> tuple[str, ...]:
+    """The same for effects of which one is enough."""
+    if isinstance(effect, SendClosed):
+        return "closed", effect.closed.task_id
+    if isinstance(effect, SendCancel):
+        return "cancel", effect.cancel.task_id, effect.cancel.attempt or "", effect.cancel.reason
+    return "dead", effect.task_id

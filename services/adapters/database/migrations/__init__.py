@@ -1,0 +1,1 @@
+"""How the schema came to be. Revisions are never edited once released."""
