@@ -57,8 +57,6 @@ def up(
         Address of the HTTP edge.
     port
         Port of the HTTP edge.
-    state_dir
-        Where logs, data and the record of the run are.
     detach
         Return once the first question was answered, and leave the fleet running.
     """

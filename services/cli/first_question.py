@@ -30,6 +30,13 @@ def curl_text(url: str) -> str:
     return f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
 
 
+async def warm_up(base_url: str) -> None:
+    """One token of a model server that just started: the first real question should not pay for its page-ins."""
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+        body = {"max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+        (await client.post(f"{base_url}/v1/chat/completions", json=body)).raise_for_status()
+
+
 async def ask(url: str) -> Answer:
     """Asks the fleet over its own API. Raises httpx.HTTPError where it does not answer."""
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:

@@ -16,7 +16,7 @@ from schemas.topics import TopicNames, fleet_topics
 from services.adapters.kafka.topic_admin import apply
 from services.adapters.kafka.traits import BrokerKind, traits_of
 from services.cli.brokers import Broker, make_broker, outgrown
-from services.cli.first_question import ask, curl_text
+from services.cli.first_question import ask, curl_text, warm_up
 from services.cli.processes import (
     ServiceAddresses,
     StateDir,
@@ -101,8 +101,12 @@ class Up:
         self._models = [
             Supervised(spec, logs, self._say) for spec in model_processes(self._entry, self._model_ports)
         ]
-        await asyncio.gather(self._start_broker(), start_all(self._models, self._say))
+        await asyncio.gather(self._start_broker(), self._start_models())
         await self._start_services()
+
+    async def _start_models(self) -> None:
+        await start_all(self._models, self._say)
+        await asyncio.gather(*(warm_up(f"http://127.0.0.1:{port}") for port in self._model_ports.values()))
 
     async def _start_broker(self) -> None:
         await self._broker.start()
