@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8080
+STATE ?= .chimera
 .PHONY: help up down test check bench fmt schemas lock clean
 
 help: ## show this
@@ -18,10 +19,10 @@ help: ## show this
 	@touch $@
 
 up: .venv/ready ## set up, start the whole fleet on this machine, print a working curl
-	@$(BIN)/chimera up --detach --port $(PORT)
+	@$(BIN)/chimera up --detach --port $(PORT) --state-dir $(STATE)
 
 down: .venv/ready ## stop exactly what `make up` started
-	@$(BIN)/chimera down
+	@$(BIN)/chimera down --state-dir $(STATE)
 
 test: .venv/ready ## all tests, with the real brokers and databases that they start themselves
 	@$(BIN)/pytest -q

@@ -13,7 +13,7 @@ from infra.kafka.node import KafkaNode, available
 from infra.local_broker import LocalBroker
 from tests.broker_under_test import BrokerUnderTest
 
-pytest_plugins = ["tests.fixtures_models", "tests.fixtures_postgres"]
+pytest_plugins = ["tests.fixtures_models", "tests.fixtures_postgres", "tests.no_skips"]
 
 
 def pytest_report_header() -> str:

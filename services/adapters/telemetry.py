@@ -95,11 +95,7 @@ def setup_logging(service: str, *, level: str = "info", secret_names: Iterable[s
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*first, structlog.stdlib.add_logger_name],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *last,
-                _as_text,
-            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last, _as_text],
         )
     )
     root = logging.getLogger()

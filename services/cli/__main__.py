@@ -72,11 +72,11 @@ def up(
     if detach:
         arguments = ["--fleet", str(fleet), "--broker", broker, "--host", host, "--port", str(port)]
         raise SystemExit(start_detached([*arguments, "--state-dir", str(state_dir)], options.state, console))
+    asyncio.run(_run_here(options))
 
-    async def main() -> None:
-        await Up(options, console.print, os.environ).run(stop_event())
 
-    asyncio.run(main())
+async def _run_here(options: UpOptions) -> None:
+    await Up(options, console.print, os.environ).run(stop_event())
 
 
 @app.command
