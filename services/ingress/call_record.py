@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ class CallRecord:
     """Grows as a request is served. Times are seconds; `started` is of the monotonic clock."""
 
     request_id: str
+    headers: Mapping[str, str]  # the request's own, names in lower case
     span: RequestSpan
     started: float = field(default_factory=time.perf_counter)
     arrived_ms: int = field(default_factory=lambda: int(time.time() * 1000))

@@ -1,0 +1,125 @@
+"""The application: routes and the error shape. The POST handlers are plain ASGI functions, because FastAPI's
+parameter injection and response models would cost more than everything else the ingress does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.core.fleet import Fleet
+from services.core.routing import AUTO
+from services.ingress.call_record import record_of
+from services.ingress.calls import ModelCalls, unknown_model
+from services.ingress.edge import Edge
+from services.ingress.errors import ApiError, internal_error
+from services.ingress.metrics import IngressMetrics
+from services.ingress.openapi import openapi_document
+from services.ports import IdempotencyStore, StoreError
+
+Ready = Callable[[], Mapping[str, bool]]
+
+
+class _Api(FastAPI):
+    """FastAPI with a document of its own: the routes that matter carry no models it could read."""
+
+    def openapi(self) -> dict[str, Any]:
+        return openapi_document()
+
+
+def build_app(
+    calls: ModelCalls, fleet: Fleet, keys: IdempotencyStore, metrics: IngressMetrics, ready: Ready
+) -> Edge:
+    """`ready` names the parts that must be up and says of each whether it is."""
+    app = _Api(title="Chimera", docs_url=None, redoc_url=None, redirect_slashes=False)
+    models = _model_list(fleet)
+
+    async def list_models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": list(models.values())})
+
+    async def one_model(request: Request) -> Response:
+        name = request.path_params["model"]
+        if name not in models:
+            raise unknown_model(name)
+        return JSONResponse(models[name])
+
+    async def healthz(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(_: Request) -> Response:
+        parts = ready()
+        good = all(parts.values())
+        shown = {name: "up" if up else "down" for name, up in parts.items()}
+        status = "ok" if good else "unavailable"
+        return JSONResponse(
+            {"status": status, **shown, "database": await _database(keys)}, 200 if good else 503
+        )
+
+    async def metrics_text(_: Request) -> Response:
+        return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    app.add_route("/v1/chat/completions", calls.chat, methods=["POST"])
+    app.add_route("/v1/completions", calls.completion, methods=["POST"])
+    app.add_route("/v1/models", list_models, methods=["GET"])
+    app.add_route("/v1/models/{model:path}", one_model, methods=["GET"])
+    app.add_route("/healthz", healthz, methods=["GET"])
+    app.add_route("/readyz", readyz, methods=["GET"])
+    app.add_route("/metrics", metrics_text, methods=["GET"])
+    app.add_exception_handler(ApiError, _known_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unknown_error)
+    return Edge(app, metrics)
+
+
+async def _database(keys: IdempotencyStore) -> str:
+    try:
+        await keys.ping()
+    except StoreError:
+        return "down"
+    return "up"
+
+
+async def _known_error(request: Request, fault: Exception) -> Response:
+    if not isinstance(fault, ApiError):
+        raise fault
+    record = record_of(request.scope)
+    record.status, record.reason = fault.counted, record.reason or fault.code
+    return fault.response({"x-chimera-pool": record.pool} if record.pool else None)
+
+
+async def _http_error(request: Request, fault: Exception) -> Response:
+    """What routing refuses: no such path, or not with this method."""
+    if not isinstance(fault, HTTPException):
+        raise fault
+    shown = f"{request.method} {request.url.path[:256]}"
+    if fault.status_code == 405:
+        error = ApiError(
+            405, f"Method not allowed: {shown}.", code="method_not_allowed", headers=fault.headers
+        )
+    elif fault.status_code == 404:
+        error = ApiError(404, f"Unknown request URL: {shown}.", code="unknown_url")
+    else:
+        error = ApiError(fault.status_code, str(fault.detail), headers=fault.headers)
+    return error.response()
+
+
+async def _unknown_error(_: Request, _fault: Exception) -> Response:
+    """The shape alone: the edge logs the fault, which Starlette raises on."""
+    return internal_error().response()
+
+
+def _model_list(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    """`auto`, every pool by name, every model that pools share."""
+    owners = {AUTO: "chimera"}
+    owners |= {pool.name: pool.provider for pool in fleet.pools}
+    for pool in fleet.pools:
+        owners.setdefault(pool.model, pool.provider)
+    return {
+        name: {"id": name, "object": "model", "created": 0, "owned_by": owner}
+        for name, owner in owners.items()
+    }

@@ -1,0 +1,66 @@
+"""A request's body: read within its limit, parsed beside the loop where it is large."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from schemas.payload import REQUEST_LIMIT_BYTES
+from services.core.admission import Admitted, BodyKind, admit
+from services.core.field_checks import Refusal
+from services.ingress.errors import ApiError, refused
+
+_OFF_LOOP_BYTES = 64 * 1024
+
+
+async def read_body(headers: Mapping[str, str], receive: Receive) -> bytes:
+    """The whole body. Raises ApiError 413 past 8 MiB, ClientDisconnect when the client hangs up."""
+    told = headers.get("content-length", "")
+    if told.isdigit() and int(told) > REQUEST_LIMIT_BYTES:
+        raise _too_large()
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > REQUEST_LIMIT_BYTES:
+            raise _too_large()
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def admit_body(kind: BodyKind, raw: bytes) -> Admitted:
+    """What the body asks for. Raises ApiError 400 naming what is wrong."""
+    if len(raw) > _OFF_LOOP_BYTES:
+        return await asyncio.to_thread(_admit, kind, raw)
+    return _admit(kind, raw)
+
+
+def _admit(kind: BodyKind, raw: bytes) -> Admitted:
+    try:
+        body: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError as fault:
+        # Only the place: the decoder's own text may quote the document.
+        place = f"line {fault.lineno} column {fault.colno}"
+        raise refused(
+            Refusal(f"The request body is not valid JSON ({place}).", None, "invalid_json")
+        ) from None
+    verdict = admit(kind, body)
+    if isinstance(verdict, Refusal):
+        raise refused(verdict)
+    return verdict
+
+
+def _too_large() -> ApiError:
+    return ApiError(
+        413, f"The request body is larger than {REQUEST_LIMIT_BYTES} bytes.", code="request_too_large"
+    )

@@ -1,0 +1,182 @@
+"""Tasks out to the lanes, and closes: everything that the ingress writes to the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import structlog
+
+from schemas.codec import encode, message_headers
+from schemas.headers import TaskHeaders
+from schemas.messages import CancelTask, CloseReason, RunTask, TaskClosed
+from schemas.payload import INLINE_LIMIT_BYTES, Claim, Payload
+from schemas.topics import TopicNames
+from services.core.placement import RandomUnit, lane_partition
+from services.ingress.call import Call
+from services.ports import BlobStore, BusError, OutRecord, Publisher
+
+_log = structlog.get_logger("chimera.ingress")
+MOST_ACK_S = 5.0
+_REPEAT_S = 0.5
+
+
+class NotAccepted(Exception):  # noqa: N818 - reads as the outcome it is
+    """The broker did not acknowledge the task in time; whether it has it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    topic: str
+    partition: int
+
+
+class Load:
+    """This replica's own tasks in flight: by pool for routing, by lane partition for placement."""
+
+    def __init__(self) -> None:
+        self.by_pool: Counter[str] = Counter()
+        self.by_lane: defaultdict[str, Counter[int]] = defaultdict(Counter)
+
+    def take(self, pool: str, lane: Lane) -> None:
+        self.by_pool[pool] += 1
+        self.by_lane[lane.topic][lane.partition] += 1
+
+    def release(self, pool: str, lane: Lane) -> None:
+        self.by_pool[pool] -= 1
+        self.by_lane[lane.topic][lane.partition] -= 1
+
+
+class Background:
+    """Work that outlives the request it came from; waited for when the service ends."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def finish(self, timeout_s: float) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in self._tasks:
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _log.error("background work failed", exc_info=fault)
+
+
+class Dispatcher:
+    """Writes RunTask to lanes, TaskClosed to `results`, CancelTask to `control`."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        names: TopicNames,
+        partitions: int,
+        blobs: BlobStore,
+        random_unit: RandomUnit,
+        instance: str,
+    ) -> None:
+        self._publisher = publisher
+        self._names = names
+        self._partitions = partitions
+        self._blobs = blobs
+        self._random_unit = random_unit
+        self._instance = instance
+        self.load = Load()
+        self.background = Background()
+
+    def lane_for(self, call: Call) -> Lane:
+        topic = self._names.lane(call.pool.name, call.options.priority)
+        counts = self.load.by_lane[topic]
+        chosen = lane_partition(self._partitions, counts, call.options.session_id, self._random_unit)
+        return Lane(topic, chosen)
+
+    async def send(self, call: Call, lane: Lane) -> None:
+        """Returns when the broker has the task, and so must answer for it. Raises NotAccepted."""
+        body = await self._payload(call.raw)
+        span, traceparent = call.record.span.publishing(lane.topic)
+        headers = TaskHeaders(
+            request_id=call.record.request_id,
+            deadline_ms=call.deadline_ms,
+            result_partition=call.result_partition,
+            reply_partition=call.reply_partition,
+            traceparent=traceparent,
+        )
+        record = OutRecord(
+            lane.topic,
+            call.task_id.encode(),
+            encode(_run_task(call, body)),
+            headers.to_wire(),
+            lane.partition,
+        )
+        timeout_s = min(MOST_ACK_S, call.deadline_ms / 1000 - time.time())
+        try:
+            await self._publisher.send(record, timeout_s=max(timeout_s, 0.001))
+        except BusError as fault:
+            raise NotAccepted(str(fault)) from fault
+        finally:
+            span.end()
+
+    async def close(self, call: Call, reason: CloseReason) -> None:
+        """TaskClosed, then CancelTask, each until it is acknowledged or the deadline has passed."""
+        key = call.task_id.encode()
+        now_ms = int(time.time() * 1000)
+        closed = TaskClosed(task_id=call.task_id, reason=reason, by=self._instance, ended_ms=now_ms)
+        cancel = CancelTask(task_id=call.task_id, deadline_ms=call.deadline_ms, reason=reason)
+        results = OutRecord(
+            self._names.results, key, encode(closed), message_headers(closed), call.result_partition
+        )
+        control = OutRecord(self._names.control, key, encode(cancel), message_headers(cancel))
+        if await self._until_sent(results, call) and await self._until_sent(control, call):
+            _log.info("closed", task_id=call.task_id, request_id=call.record.request_id, reason=reason)
+
+    def close_soon(self, call: Call, reason: CloseReason) -> None:
+        self.background.spawn(self.close(call, reason))
+
+    async def _until_sent(self, record: OutRecord, call: Call) -> bool:
+        while True:
+            try:
+                await self._publisher.send(record, timeout_s=MOST_ACK_S)
+            except BusError as fault:
+                if time.time() * 1000 >= call.deadline_ms:
+                    _log.warning("close not sent", task_id=call.task_id, topic=record.topic, error=str(fault))
+                    return False
+                await asyncio.sleep(_REPEAT_S)
+            else:
+                return True
+
+    async def _payload(self, raw: bytes) -> Payload:
+        if len(raw) <= INLINE_LIMIT_BYTES:
+            return Payload(inline=orjson.Fragment(raw))
+        key, sha256 = await self._blobs.put(raw)
+        return Payload(claim=Claim(key=key, sha256=sha256, size=len(raw)))
+
+
+def _run_task(call: Call, body: Payload) -> RunTask:
+    options = call.options
+    return RunTask(
+        task_id=call.task_id,
+        kind=call.kind,
+        tenant=call.tenant,
+        priority=options.priority,
+        objective=options.objective,
+        pool=call.pool.name,
+        model=call.admitted.model,
+        stream=call.streaming,
+        required_capabilities=options.required_capabilities,
+        session_id=options.session_id,
+        keep_answer=call.key is not None,
+        arrived_ms=call.record.arrived_ms,
+        body=body,
+    )

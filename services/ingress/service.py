@@ -1,0 +1,116 @@
+"""The ingress as it runs: HTTP at once, ready when the bus is, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from schemas.topics import TopicNames
+from services.core.fleet import Fleet
+from services.core.placement import RandomUnit, stable_partition
+from services.ingress.app import build_app
+from services.ingress.calls import CallPorts, ModelCalls
+from services.ingress.dispatch import Dispatcher
+from services.ingress.edge import Edge
+from services.ingress.inbox import Inbox
+from services.ingress.metrics import IngressMetrics
+from services.ingress.streaming import Pace
+from services.ports import BlobStore, IdempotencyStore, LogReader, Publisher
+from services.runtime.health import serving
+
+_log = structlog.get_logger("chimera.ingress")
+_CLOSES_S = 5.0  # for TaskClosed and CancelTask of the last clients
+_UVICORN_SPARE_S = 5  # a drained server has nothing left to wait for; this is its own backstop
+
+
+@dataclass(frozen=True, slots=True)
+class IngressParts:
+    """What the ingress is made of. `results` and `replies` read the partition of `instance_partition`."""
+
+    fleet: Fleet
+    publisher: Publisher
+    results: LogReader
+    replies: LogReader
+    blobs: BlobStore
+    keys: IdempotencyStore
+    instance: str
+    drain_s: float = 30.0
+    pace: Pace = Pace()  # noqa: RUF009 - frozen
+    random_unit: RandomUnit = random.random
+
+
+def instance_partition(instance: str, fleet: Fleet) -> int:
+    """The partition of `results` and of `replies` that an instance reads; sharing one is harmless."""
+    return stable_partition(instance, fleet.partitions)
+
+
+class Ingress:
+    """One replica. `run` ends by itself only where a reader failed for good."""
+
+    def __init__(self, parts: IngressParts) -> None:
+        self._parts = parts
+        self._connected = False
+        self.inbox = Inbox(parts.results, parts.replies)
+        names = TopicNames(parts.fleet.prefix)
+        self.dispatcher = Dispatcher(
+            parts.publisher, names, parts.fleet.partitions, parts.blobs, parts.random_unit, parts.instance
+        )
+        metrics = IngressMetrics((pool.model for pool in parts.fleet.pools), self.dispatcher.load.by_pool)
+        calls = ModelCalls(
+            CallPorts(
+                parts.fleet, self.inbox, self.dispatcher, parts.blobs, parts.keys, parts.instance, parts.pace
+            )
+        )
+        self.app: Edge = build_app(calls, parts.fleet, parts.keys, metrics, self.ready)
+
+    def ready(self) -> Mapping[str, bool]:
+        return {"publisher": self._connected, "readers": self.inbox.healthy}
+
+    async def run(self) -> None:
+        """Connects, then reads until `close`. Raises what a reader failed with."""
+        await asyncio.gather(self._parts.publisher.start(), self.inbox.start())
+        self._connected = True
+        _log.info("ready", instance=self._parts.instance)
+        await self.inbox.run()
+
+    def drain(self) -> None:
+        """Called when intake has stopped: what is unanswered after the drain budget is told so."""
+        asyncio.get_running_loop().call_later(self._parts.drain_s, self.inbox.abandon_all)
+
+    async def close(self, running: asyncio.Task[None]) -> None:
+        """After the last answer: sends what is still to be closed, then leaves the bus."""
+        await self.dispatcher.background.finish(_CLOSES_S)
+        self.inbox.end()
+        if not self._connected:
+            running.cancel()
+        await asyncio.wait({running}, timeout=_CLOSES_S)
+        running.cancel()
+        await self.inbox.stop()
+        await self._parts.publisher.stop()
+
+
+@asynccontextmanager
+async def running(ingress: Ingress, *, host: str, port: int, drain_s: float) -> AsyncIterator[RunningIngress]:
+    """Serves while the body runs, then drains. Raises OSError where the address is taken."""
+    reading = asyncio.create_task(ingress.run())
+    try:
+        graceful_s = int(drain_s) + _UVICORN_SPARE_S
+        options = {"http": "httptools", "timeout_graceful_shutdown": graceful_s, "timeout_keep_alive": 60}
+        async with serving(ingress.app, host=host, port=port, **options) as actual_port:
+            yield RunningIngress(actual_port, reading)
+            ingress.drain()
+    finally:
+        await ingress.close(reading)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningIngress:
+    """`reading` ends only with a fault that the service must not outlive."""
+
+    port: int
+    reading: asyncio.Task[None]

@@ -1,0 +1,72 @@
+"""A request while it waits: its listener, its place in the load, the watch on its client."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive
+
+from schemas.messages import TaskClosed, TaskFailed, TaskSucceeded
+from services.ingress.call import Call
+from services.ingress.dispatch import Dispatcher, Lane, NotAccepted
+from services.ingress.errors import ApiError, unavailable
+from services.ingress.inbox import Inbox, Listener
+
+Terminal = TaskSucceeded | TaskFailed | TaskClosed
+
+
+async def watch_client(receive: Receive, listener: Listener) -> None:
+    """Tells the listener when the client has hung up."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            listener.hang_up()
+            return
+
+
+class Waiting:
+    """Taken before the task is sent; `release` gives everything back, on every path, once."""
+
+    def __init__(
+        self, call: Call, lane: Lane, inbox: Inbox, dispatcher: Dispatcher, receive: Receive
+    ) -> None:
+        self.call = call
+        self.listener = Listener(streaming=call.streaming)
+        self._lane = lane
+        self._inbox = inbox
+        self._dispatcher = dispatcher
+        self._held = True
+        inbox.register(call.task_id, self.listener)
+        dispatcher.load.take(call.pool.name, lane)
+        self._watch = asyncio.create_task(watch_client(receive, self.listener))
+
+    async def send(self) -> None:
+        """Sends the task. Raises NotAccepted, unless its outcome has been read before the acknowledgement."""
+        try:
+            await self._dispatcher.send(self.call, self._lane)
+        except NotAccepted:
+            if not any(isinstance(message, Terminal) for message in self.listener.news):
+                raise
+
+    def leave(self) -> None:
+        """The client is gone: a task without a key is of use to nobody."""
+        self.call.record.status = "cancelled"
+        if self.call.key is None:
+            self._dispatcher.close_soon(self.call, "cancelled")
+
+    def interrupt(self) -> None:
+        self._dispatcher.close_soon(self.call, "interrupted")
+
+    def abandon(self) -> ApiError:
+        """The service ends before the answer came."""
+        if self.call.key is None:
+            self._dispatcher.close_soon(self.call, "cancelled")
+        self.call.record.reason = "shutting_down"
+        return unavailable("This replica is shutting down.", "shutting_down")
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._watch.cancel()
+            self._inbox.forget(self.call.task_id)
+            self._dispatcher.load.release(self.call.pool.name, self._lane)
