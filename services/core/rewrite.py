@@ -1,0 +1,103 @@
+"""The client's JSON made fit for the backend, and the backend's events made fit for the client.
+
+Outwards: the model's name is the backend's, usage is always asked for. Inwards: id and model are the task's,
+usage is taken out of the stream and said once at its end, and only to a client that asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from schemas.messages import TaskKind
+
+PATHS: Mapping[TaskKind, str] = {
+    "chat": "/v1/chat/completions",
+    "completion": "/v1/completions",
+    "embedding": "/v1/embeddings",
+}
+_ID_PREFIX: Mapping[TaskKind, str] = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "embd-"}
+
+
+def answer_id(kind: TaskKind, task_id: str) -> str:
+    return _ID_PREFIX.get(kind, "") + task_id
+
+
+def backend_body(body: Mapping[str, Any], model: str, *, streaming: bool) -> bytes:
+    """The JSON to POST: all of the client's fields but the model, and the stream as the pool can do it."""
+    sent = dict(body)
+    sent["model"] = model
+    if streaming:
+        sent["stream"] = True
+        options = body.get("stream_options")
+        sent["stream_options"] = (options if isinstance(options, dict) else {}) | {"include_usage": True}
+    else:
+        sent.pop("stream", None)
+        sent.pop("stream_options", None)
+    return orjson.dumps(sent)
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether the client of a stream asked for its usage."""
+    options = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+class EventRewriter:
+    """Makes the events of one try the client's own. `usage_asked`: the last event will carry the usage.
+
+    `created_s` (Unix time) stands in where the backend does not say when it made the answer.
+    """
+
+    __slots__ = ("_created", "_id", "_model", "_object", "_usage_asked")
+
+    def __init__(
+        self, kind: TaskKind, task_id: str, model: str, created_s: int, *, usage_asked: bool
+    ) -> None:
+        self._id = answer_id(kind, task_id)
+        self._model = model
+        self._object = "chat.completion.chunk" if kind == "chat" else "text_completion"
+        self._usage_asked = usage_asked
+        self._created: Any = created_s
+
+    def event(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """The event, changed in place, or None where nothing of it is for the client."""
+        usage = event.pop("usage", None)
+        if not event.get("choices") and usage is not None:
+            return None
+        event["id"] = self._id
+        event["object"] = self._object
+        event["model"] = self._model
+        self._created = event.setdefault("created", self._created)
+        if self._usage_asked:
+            event["usage"] = None
+        return event
+
+    def usage_event(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": self._object,
+            "created": self._created,
+            "model": self._model,
+            "choices": [],
+            "usage": usage,
+        }
+
+
+def as_chunk(event: dict[str, Any]) -> dict[str, Any]:
+    """A whole chat answer as the one chunk of a stream; what is a chunk already stays as it is."""
+    choices = event.get("choices")
+    if not isinstance(choices, list):
+        return event
+    for choice in choices:
+        if isinstance(choice, dict) and isinstance(choice.get("message"), dict) and "delta" not in choice:
+            delta = choice.pop("message")
+            choice["delta"] = delta
+            calls = delta.get("tool_calls")
+            if isinstance(calls, list):
+                for index, call in enumerate(calls):
+                    if isinstance(call, dict):
+                        call.setdefault("index", index)
+    return event

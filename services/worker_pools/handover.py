@@ -1,0 +1,93 @@
+"""Tasks that this worker goes on with although their lane record is not its own any more, or must be let go.
+
+A parked row names this worker as holder: it is due 30 s after its last renewal, so a worker that dies gives
+it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+
+import structlog
+
+from services.ports import Clock
+from services.worker_pools.desk import Desk
+from services.worker_pools.held import Held, Phase
+from services.worker_pools.reports import Reports
+from services.worker_pools.settings import WorkerKnobs
+
+log = structlog.get_logger(__name__)
+_LOOK_S = 0.02
+
+
+class HandOver:
+    """`lend`: the task runs on here, held by its row. `leave`: it waits for its next try, and its row has
+    it now.
+    """
+
+    def __init__(self, desk: Desk, reports: Reports, clock: Clock, knobs: WorkerKnobs) -> None:
+        self._desk = desk
+        self._reports = reports
+        self._clock = clock
+        self._knobs = knobs
+
+    async def at_revoke(self, priority: str, partitions: Collection[int], waiting: Iterable[Held]) -> None:
+        """Within the hand-over's time: what runs of these partitions is lent, what waits for a retry is
+        left.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._knobs.handover_s
+        concerned = [held for held in self._desk.all() if _stands_in(held, priority, partitions)]
+        moves = [self.lend(held, self._knobs.handover_s) for held in concerned if held.phase is Phase.TRYING]
+        moves += [self.leave(held, self._knobs.handover_s) for held in waiting if held.attempt is not None]
+        if moves:
+            await asyncio.gather(*moves)
+        settling = [held for held in concerned if held.phase is Phase.SETTLING]
+        while any(held.positions for held in settling) and loop.time() < until_s:
+            await asyncio.sleep(_LOOK_S)
+
+    async def lend(self, held: Held, timeout_s: float) -> bool:
+        """A row with this worker as holder takes over from the lane record; False where that was not
+        heard.
+        """
+        attempt = held.attempt
+        if attempt is None or held.lent:
+            return False
+        record = self._reports.parked(held, attempt, self._due_ms(), envelope=True)
+        if not await self._reports.delivered_within(record, timeout_s):
+            return False
+        if self._desk.get(held.task_id) is held:
+            self._desk.lent(held)
+        return True
+
+    async def leave(self, held: Held, timeout_s: float) -> bool:
+        """A waiting task's row takes over, due when its next try is; the task is let go of."""
+        attempt = held.attempt
+        if attempt is None:
+            return False
+        due_ms = max(held.headers.not_before_ms, self._reports.now_ms())
+        record = self._reports.parked(held, attempt, due_ms, envelope=True)
+        if not await self._reports.delivered_within(record, timeout_s):
+            return False
+        self._desk.let_go(held, ended=False)
+        return True
+
+    async def renew_forever(self) -> None:
+        while True:
+            await self._clock.sleep(self._knobs.renew_s)
+            renewals = [self._renew(held) for held in self._desk.all() if held.lent]
+            if renewals:
+                await asyncio.gather(*renewals)
+
+    async def _renew(self, held: Held) -> None:
+        if held.attempt is not None:
+            record = self._reports.parked(held, held.attempt, self._due_ms(), envelope=False)
+            await self._reports.delivered_within(record, self._knobs.ack_timeout_s)
+
+    def _due_ms(self) -> int:
+        return int((self._clock.now_s() + self._knobs.hold_s) * 1000)
+
+
+def _stands_in(held: Held, priority: str, partitions: Collection[int]) -> bool:
+    return any(place.priority == priority and place.partition in partitions for place in held.positions)

@@ -1,0 +1,73 @@
+"""A task that this worker holds, from the record that brought it to its terminal record's acknowledgement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from schemas.headers import TaskHeaders
+from schemas.messages import Envelope
+
+if TYPE_CHECKING:
+    from services.worker_pools.try_watch import TryWatch
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a lane record stands, and the assignment epoch in which it was read."""
+
+    priority: str
+    partition: int
+    offset: int
+    epoch: int
+
+
+class Phase(Enum):
+    QUEUED = "queued"  # waits for a slot, or for its next try
+    TRYING = "trying"  # has a slot
+    SETTLING = "settling"  # what its end means is being written
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """`positions`: all offsets that are done when this task is let go.
+
+    `attempt` is the current or the last try; `lent` says that its `parked` row names this worker as holder,
+    so that it must be renewed; `lane_value` is the record's value, never re-encoded.
+    """
+
+    task_id: str
+    priority: str
+    lane: str
+    headers: TaskHeaders
+    lane_headers: tuple[tuple[str, bytes], ...]
+    lane_value: bytes
+    written_ms: int
+    redelivered: bool
+    origin: tuple[int, int]  # partition and offset of the record that brought it
+    positions: list[Position] = field(default_factory=list)
+    phase: Phase = Phase.QUEUED
+    attempt: str | None = None
+    watch: TryWatch | None = None
+    lent: bool = False
+    tenant: str = "default"
+    failed_at: str | None = None  # the backend of the last failed try: the next one goes elsewhere if it can
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.lane_value)
+
+    def at(self, priority: str, partition: int, offset: int) -> bool:
+        return any(
+            place.offset == offset and place.partition == partition and place.priority == priority
+            for place in self.positions
+        )
+
+    def envelope(self) -> Envelope:
+        """The lane record as it would be written now. Raises UnicodeDecodeError for a value that is not
+        text.
+        """
+        return Envelope.model_construct(
+            lane=self.lane, headers=self.headers.to_text(), value=self.lane_value.decode("utf-8")
+        )

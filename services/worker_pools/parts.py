@@ -1,0 +1,36 @@
+"""What a worker stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from schemas.topics import Priority
+from services.ports import (
+    BlobStore,
+    Clock,
+    GroupSource,
+    LogReader,
+    ModelClient,
+    Publisher,
+    RandomUnit,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What the worker stands on; `__main__` builds it, and stops what it built.
+
+    `durable` and `chunks` are two publishers, started; `new_attempt` mints uuid7s; `uniform` is random in
+    [0, 1).
+    """
+
+    lanes: Mapping[Priority, GroupSource]
+    control: LogReader
+    durable: Publisher
+    chunks: Publisher
+    model: ModelClient
+    blobs: BlobStore
+    clock: Clock
+    uniform: RandomUnit
+    new_attempt: Callable[[], str]

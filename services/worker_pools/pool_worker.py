@@ -1,0 +1,279 @@
+"""One process in front of one pool: reads its lanes, runs `slots` tries at once, and says on `results` what
+came.
+
+A task is, in this order: arrived (queued), served (a slot; decoded, tried), settled (its slot is free; what
+its end means is being acknowledged), let go of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import structlog
+
+from schemas.failures import FailureKind
+from schemas.messages import CancelTask
+from schemas.topics import TopicNames
+from services.core.fleet import Fleet, Pool
+from services.core.retry import RetryPolicy
+from services.ports import (
+    InRecord,
+)
+from services.worker_pools.backends import Backends
+from services.worker_pools.backlog import Backlog
+from services.worker_pools.chunk_sender import ChunkPump
+from services.worker_pools.control import Control
+from services.worker_pools.desk import Desk
+from services.worker_pools.endings import Endings
+from services.worker_pools.handover import HandOver
+from services.worker_pools.held import Held, Phase, Position
+from services.worker_pools.intake import Odd, read_record
+from services.worker_pools.lane import Lane
+from services.worker_pools.parts import WorkerParts
+from services.worker_pools.reports import Reports
+from services.worker_pools.serving import Serving
+from services.worker_pools.settings import WorkerKnobs
+from services.worker_pools.slots import Slots
+from services.worker_pools.starts import Starts
+from services.worker_pools.tries import Tries
+from services.worker_pools.try_watch import Verdict
+
+log = structlog.get_logger(__name__)
+_LOOK_S = 0.02
+
+
+class PoolWorker:
+    """`run` until `stop`: then it drains, commits and leaves its groups."""
+
+    def __init__(
+        self, pool: Pool, fleet: Fleet, worker_id: str, parts: WorkerParts, knobs: WorkerKnobs
+    ) -> None:
+        self._pool = pool
+        self._fleet = fleet
+        self._parts = parts
+        self._knobs = knobs
+        self._clock = parts.clock
+        names = TopicNames(fleet.prefix)
+        self._backlog = Backlog(fleet.weights, knobs.held_tasks, knobs.held_bytes)
+        self._desk = Desk(self._backlog, parts.clock, self._done)
+        self._reports = Reports(parts.durable, names, worker_id, parts.clock, knobs)
+        self._pump = ChunkPump(parts.chunks, names.replies, knobs.chunk_backlog)
+        self._endings = Endings(
+            self._desk,
+            self._reports,
+            parts.blobs,
+            parts.clock,
+            parts.uniform,
+            RetryPolicy(max_tries=fleet.max_tries),
+        )
+        serving = self._serving = Serving(
+            self._desk,
+            self._reports,
+            self._endings,
+            Starts(pool, self._reports, parts.blobs, parts.clock, parts.new_attempt),
+            Tries(pool, parts.model, Backends(pool.base_urls, parts.uniform), self._pump, parts.clock, knobs),
+            parts.clock,
+        )
+        self._slots = Slots(pool.slots, self._backlog, serving, self._endings, parts.clock, knobs)
+        self._hand_over = HandOver(self._desk, self._reports, parts.clock, knobs)
+        self._control = Control(parts.control, parts.clock, knobs, self._cancel)
+        self._lanes: dict[str, Lane] = {
+            priority: Lane(priority, source, self, parts.clock, knobs)
+            for priority, source in parts.lanes.items()
+        }
+        self._limbo: dict[str, list[Held]] = {}
+        self._odd: set[tuple[str, int, int]] = set()
+        self._stop = asyncio.Event()
+        self.turned_s = parts.clock.now_s()
+
+    # for the composition root
+
+    def stop(self) -> None:
+        """Begins the drain; `run` returns when it is over."""
+        self._stop.set()
+
+    def ready(self) -> Mapping[str, bool]:
+        """What must hold before this worker is of use, by name."""
+        return {
+            "control_read": self._control.caught_up.is_set(),
+            "lanes_assigned": all(lane.ready() for lane in self._lanes.values()),
+            "not_draining": not self._stop.is_set(),
+        }
+
+    def alive(self) -> bool:
+        """Whether the loops turn: progress, not a pulse."""
+        oldest_s = min([self.turned_s, *(lane.turned_s for lane in self._lanes.values())])
+        return self._stop.is_set() or self._clock.now_s() - oldest_s < self._knobs.stalled_s
+
+    def backend_answered(self) -> bool:
+        """Whether a try of this worker ever got an answer."""
+        return self._serving.answered
+
+    def in_flight(self) -> int:
+        return self._slots.in_flight
+
+    def held(self) -> int:
+        return len(self._desk)
+
+    async def run(self) -> None:
+        """Serves until `stop`; a fault in a loop of its own ends it with that fault."""
+        await self._control.start()
+        loops = [asyncio.create_task(self._control.read_forever()), asyncio.create_task(self._pump.run())]
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            caught_up = asyncio.create_task(self._control.caught_up.wait())
+            await asyncio.wait({caught_up, stopping, *loops}, return_when=asyncio.FIRST_COMPLETED)
+            caught_up.cancel()
+            self._slots.open()
+            joining = [asyncio.create_task(self._serve_lane(lane)) for lane in self._lanes.values()]
+            loops += [*joining, asyncio.create_task(self._tick_forever())]
+            loops.append(asyncio.create_task(self._hand_over.renew_forever()))
+            await asyncio.wait({stopping, *loops}, return_when=asyncio.FIRST_COMPLETED)
+            for loop in loops:
+                if loop.done() and not loop.cancelled():
+                    loop.result()
+            await self._drain()
+        finally:
+            stopping.cancel()
+            await self._end(loops)
+
+    async def _serve_lane(self, lane: Lane) -> None:
+        await lane.start()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lane.commit_forever())
+            await lane.poll_forever()
+            await asyncio.Event().wait()  # commits go on through the drain
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._knobs.tick_s)
+            self.turned_s = self._clock.now_s()
+            self._desk.stones.purge(self.turned_s)
+            self._slots.fill()
+
+    async def _end(self, loops: list[asyncio.Task[Any]]) -> None:
+        self._slots.close()
+        for task in [*self._slots.work, *loops]:
+            task.cancel()
+        await asyncio.gather(*self._slots.work, *loops, return_exceptions=True)
+        for lane in self._lanes.values():
+            await lane.commit()
+            await lane.leave()
+        await self._reports.close(0)
+        await self._control.stop()
+
+    # LaneOwner
+
+    def read_on(self) -> None:
+        self._slots.fill()
+
+    def room(self, priority: str) -> int:
+        return self._backlog.room(priority) if self._slots.is_open else 0
+
+    def holds(self, task_id: str | None, place: Position) -> bool:
+        if (place.priority, place.partition, place.offset) in self._odd:
+            return True
+        held = None if task_id is None else self._desk.get(task_id)
+        return held is not None and held.at(place.priority, place.partition, place.offset)
+
+    def arrived(self, record: InRecord, place: Position, *, redelivered: bool) -> None:
+        found = read_record(
+            record,
+            place.priority,
+            partitions=self._fleet.partitions,
+            max_bytes=self._knobs.max_record_bytes,
+            redelivered=redelivered,
+        )
+        if isinstance(found, Odd):
+            self._odd.add((place.priority, place.partition, place.offset))
+            self._slots.spawn(self._put_away(found, place))
+            return
+        reason = self._desk.take(found, place)
+        if reason is not None:
+            self._slots.spawn(self._endings.prune(found, reason))
+
+    async def _put_away(self, odd: Odd, place: Position) -> None:
+        log.error("not a task", fate=odd.fate, reason=odd.reason, task_id=odd.task_id, place=str(place))
+        if odd.fate == "kept":
+            await self._reports.deliver(self._reports.kept_odd(odd))
+        else:
+            await self._reports.deliver(self._reports.dead_odd(odd))
+            failed = self._reports.failed_odd(odd)
+            if failed is not None:
+                await self._reports.deliver(failed)
+        self._done(place)
+        self._odd.discard((place.priority, place.partition, place.offset))
+
+    async def span_is_full(self, priority: str, partition: int, head: int) -> None:
+        held = next((held for held in self._desk.all() if held.at(priority, partition, head)), None)
+        if held is None:
+            return
+        if held.phase is Phase.QUEUED and self._backlog.put_first(held):
+            self._slots.fill()
+        elif held.phase is Phase.TRYING and not held.lent:
+            await self._hand_over.lend(held, self._knobs.ack_timeout_s)
+
+    async def revoked(self, priority: str, partitions: Collection[int]) -> None:
+        waiting = self._backlog.take_partitions(priority, partitions)
+        self._limbo[priority] = self._limbo.get(priority, []) + waiting
+        await self._hand_over.at_revoke(priority, partitions, waiting)
+
+    def assigned(self, priority: str) -> None:
+        lane, now_s = self._lanes[priority], self._clock.now_s()
+        for held in self._desk.all():
+            if held.positions:
+                held.positions[:] = [
+                    place for place in held.positions if place.priority != priority or lane.owns(place)
+                ]
+        for held in self._limbo.pop(priority, []):
+            if self._desk.get(held.task_id) is not held:
+                continue
+            if held.positions:
+                not_before_s = held.headers.not_before_ms / 1000
+                self._backlog.push(held, now_s, not_before_s if not_before_s > now_s else None)
+            else:
+                self._desk.drop(held)
+        self._slots.fill()
+
+    def _done(self, place: Position) -> None:
+        self._lanes[place.priority].done(place)
+
+    def _cancel(self, message: CancelTask) -> None:
+        self._desk.stones.add(message.task_id, message.attempt, message.reason, message.deadline_ms / 1000)
+        pruned = self._desk.cancel(message.task_id, message.attempt, message.reason)
+        if pruned is not None:
+            self._slots.spawn(self._endings.prune(pruned, message.reason))
+
+    # the end
+
+    async def _drain(self) -> None:
+        """Nothing new starts; what waits goes back, what runs may finish, and is parked where it does not."""
+        self._slots.close()
+        for lane in self._lanes.values():
+            lane.stop_polling()
+        waiting = self._backlog.take_all()
+        retries = [held for held in waiting if held.attempt is not None]
+        for held in waiting:
+            if held.attempt is None:
+                self._desk.drop(held)
+        log.info("draining", held=len(self._desk), in_flight=self._slots.in_flight)
+        for held in retries:
+            self._slots.spawn(self._left(held))
+        await self._until(lambda: not self._slots.in_flight, self._knobs.drain_s)
+        for held in self._desk.all():
+            if held.phase is Phase.TRYING and held.watch is not None:
+                held.watch.stop(Verdict("drain", FailureKind.INTERNAL))
+        await self._until(lambda: not self._slots.work, self._knobs.settle_s)
+        await self._until(lambda: not self._pump.waiting, self._knobs.ack_timeout_s)
+        log.info("drained", left=len(self._desk))
+
+    async def _left(self, held: Held) -> None:
+        await self._hand_over.leave(held, self._knobs.ack_timeout_s)
+
+    async def _until(self, over: Callable[[], bool], within_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + within_s
+        while not over() and loop.time() < until_s:
+            await asyncio.sleep(_LOOK_S)

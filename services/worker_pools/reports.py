@@ -1,0 +1,216 @@
+"""What a worker says on the bus: records to `results` and `tasks.dead`, sent until they are acknowledged.
+
+Law: nothing is let go of before the record that holds it next, or ends it, is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from schemas.codec import MAJOR, encode
+from schemas.failures import FailureKind
+from schemas.headers import WireHeaders
+from schemas.messages import (
+    AttemptFailed,
+    AttemptStarted,
+    Failure,
+    Message,
+    TaskFailed,
+    TaskParked,
+    TaskSucceeded,
+    Try,
+)
+from schemas.topics import TopicNames
+from services.ports import BusError, Clock, OutRecord, Publisher
+from services.worker_pools.held import Held
+from services.worker_pools.intake import Odd
+from services.worker_pools.settings import WorkerKnobs
+
+log = structlog.get_logger(__name__)
+
+
+def headers_of(kind: type[Message]) -> WireHeaders:
+    """The wire headers that say what a record is, made once for each type."""
+    return [("type", kind.__name__.encode()), ("v", str(MAJOR).encode())]
+
+
+_WIRE_HEADERS: dict[type[Message], WireHeaders] = {
+    kind: headers_of(kind) for kind in (AttemptStarted, AttemptFailed, TaskParked, TaskSucceeded, TaskFailed)
+}
+
+
+class Reports:
+    """Writes records and waits for their acknowledgement. `unsent` counts records that wait for theirs."""
+
+    def __init__(
+        self, publisher: Publisher, names: TopicNames, worker: str, clock: Clock, knobs: WorkerKnobs
+    ) -> None:
+        self._publisher = publisher
+        self._names = names
+        self._clock = clock
+        self._knobs = knobs
+        self._background: set[asyncio.Task[None]] = set()
+        self.worker = worker
+        self.unsent = 0
+
+    def now_ms(self) -> int:
+        return int(self._clock.now_s() * 1000)
+
+    async def deliver(self, record: OutRecord) -> None:
+        """Returns once the record is acknowledged, however long that takes; it may then be there twice."""
+        pause_s = self._knobs.send_again_s
+        self.unsent += 1
+        try:
+            while True:
+                try:
+                    return await self._publisher.send(record, timeout_s=self._knobs.ack_timeout_s)
+                except BusError as fault:
+                    log.warning("record not acknowledged, sent again", topic=record.topic, fault=str(fault))
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, 8 * self._knobs.send_again_s)
+        finally:
+            self.unsent -= 1
+
+    async def delivered_within(self, record: OutRecord, timeout_s: float) -> bool:
+        """One try at an acknowledgement; False where it did not come in time."""
+        try:
+            await self._publisher.send(record, timeout_s=timeout_s)
+        except BusError as fault:
+            log.warning("record not acknowledged", topic=record.topic, fault=str(fault))
+            return False
+        return True
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs beside the caller: for records that nothing waits for."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self, within_s: float) -> None:
+        """Gives what runs beside a last chance, then ends it."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=within_s)
+        for task in tuple(self._background):
+            task.cancel()
+
+    def result(self, held: Held, message: Message) -> OutRecord:
+        return OutRecord(
+            self._names.results,
+            held.task_id.encode(),
+            encode(message),
+            self._with_request(_WIRE_HEADERS[type(message)], held),
+            held.headers.result_partition,
+        )
+
+    def _with_request(self, headers: WireHeaders, held: Held) -> WireHeaders:
+        more = [("request_id", held.headers.request_id.encode())]
+        if held.headers.traceparent is not None:
+            more.append(("traceparent", held.headers.traceparent.encode()))
+        return headers + more
+
+    def started(self, held: Held, run: Try, *, redelivered: bool) -> OutRecord:
+        message = AttemptStarted.model_construct(
+            task_id=held.task_id,
+            tenant=held.tenant,
+            run=run,
+            deadline_ms=held.headers.deadline_ms,
+            redelivered=redelivered,
+        )
+        return self.result(held, message)
+
+    def parked(self, held: Held, attempt: str, due_ms: int, *, envelope: bool) -> OutRecord:
+        """This worker keeps the task until `due_ms`; with `envelope` the row is made, without it renewed."""
+        message = TaskParked.model_construct(
+            task_id=held.task_id,
+            attempt=attempt,
+            holder=self.worker,
+            due_ms=due_ms,
+            deadline_ms=held.headers.deadline_ms,
+            envelope=held.envelope() if envelope else None,
+        )
+        return self.result(held, message)
+
+    def failed_untried(self, held: Held, failure: Failure) -> OutRecord:
+        """The task is over and no try of it ran here."""
+        message = TaskFailed.model_construct(
+            task_id=held.task_id,
+            tenant=held.tenant,
+            ended_ms=self.now_ms(),
+            failure=failure,
+            tries=held.headers.tries,
+        )
+        return self.result(held, message)
+
+    def dead(self, held: Held, reason: str) -> OutRecord:
+        return self._dead_record(
+            held.task_id.encode(),
+            held.lane_value,
+            held.lane_headers,
+            reason,
+            held.headers.tries,
+            (held.lane, *held.origin),
+        )
+
+    def dead_odd(self, odd: Odd) -> OutRecord:
+        record = odd.record
+        return self._dead_record(
+            record.key,
+            record.value,
+            record.headers,
+            odd.reason,
+            odd.tries,
+            (record.topic, record.partition, record.offset),
+        )
+
+    def kept_odd(self, odd: Odd) -> OutRecord:
+        """Bytes of a newer version go to `results` as they are: the bookkeeper stores them in `kept`."""
+        record = odd.record
+        headers = [
+            *record.headers,
+            ("kept_origin_topic", record.topic.encode()),
+            ("kept_origin_partition", str(record.partition).encode()),
+            ("kept_origin_offset", str(record.offset).encode()),
+        ]
+        return OutRecord(self._names.results, record.key, record.value, headers, odd.result_partition)
+
+    def failed_odd(self, odd: Odd) -> OutRecord | None:
+        """The end of a task whose record cannot be read, where its id and partition can."""
+        if odd.task_id is None or odd.result_partition is None:
+            return None
+        message = TaskFailed.model_construct(
+            task_id=odd.task_id,
+            ended_ms=self.now_ms(),
+            failure=Failure(kind=FailureKind.UNDECODABLE, message=odd.reason),
+            tries=odd.tries,
+        )
+        return OutRecord(
+            self._names.results,
+            odd.task_id.encode(),
+            encode(message),
+            _WIRE_HEADERS[TaskFailed],
+            odd.result_partition,
+        )
+
+    def _dead_record(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: tuple[tuple[str, bytes], ...],
+        reason: str,
+        tries: int,
+        origin: tuple[str, int, int],
+    ) -> OutRecord:
+        topic, partition, offset = origin
+        own = {
+            "dead_reason": reason,
+            "dead_tries": str(tries),
+            "dead_origin_topic": topic,
+            "dead_origin_partition": str(partition),
+            "dead_origin_offset": str(offset),
+        }
+        wire = [*headers, *((name, text.encode()) for name, text in own.items())]
+        return OutRecord(self._names.dead, key, value, wire)

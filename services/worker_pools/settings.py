@@ -1,0 +1,64 @@
+"""What one worker process is told: which pool it serves, and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pydantic import Field
+
+from services.runtime.settings import ServiceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKnobs:
+    """Times in seconds. The defaults are those of LIFECYCLE; tests scale the times."""
+
+    announce_s: float = 0.05  # a try that lasts longer is announced
+    chunk_flush_s: float = 0.04
+    chunk_events: int = 32
+    chunk_backlog: int = 4_096  # chunk records that wait for their producer; more are dropped, to be repaired
+    commit_every_s: float = 0.15
+    commit_after: int = 64  # completions
+    ack_timeout_s: float = 5.0
+    send_again_s: float = (
+        0.25  # first pause after a record that was not acknowledged; doubles up to 8 of them
+    )
+    handover_s: float = 0.8  # of the second that a revoke may take
+    hold_s: float = 30.0  # a task parked with this worker is due that long after its last renewal
+    renew_s: float = 10.0
+    drain_s: float = 30.0
+    settle_s: float = 5.0  # after the drain: for acknowledgements still under way
+    tick_s: float = 0.25
+    poll_ms: int = 250
+    poll_records: int = 500
+    held_tasks: int = 10_000
+    held_bytes: int = 256 * 1024 * 1024
+    unsettled: int = 4_096  # ended tries whose record is not acknowledged; beyond, nothing new starts
+    max_record_bytes: int = 512 * 1024  # of a lane record: more would not fit a parked envelope
+    longest_deadline_s: float = 7 * 86_400.0
+    stalled_s: float = 30.0  # a loop that did not turn for that long is dead
+
+    def scaled(self, factor: float) -> WorkerKnobs:
+        """All waiting times by `factor`; counts, acknowledgement time-outs and the longest deadline stay."""
+        return replace(
+            self,
+            announce_s=self.announce_s * factor,
+            chunk_flush_s=self.chunk_flush_s * factor,
+            commit_every_s=self.commit_every_s * factor,
+            send_again_s=self.send_again_s * factor,
+            hold_s=self.hold_s * factor,
+            renew_s=self.renew_s * factor,
+            tick_s=self.tick_s * factor,
+            poll_ms=max(20, int(self.poll_ms * factor)),
+        )
+
+
+class WorkerSettings(ServiceSettings):
+    """`CHIMERA_POOL` names the pool of the fleet file that this process serves."""
+
+    pool: str = Field(min_length=1, description="name of the pool in the fleet file")
+    worker_id: str = Field(default="", max_length=128, description="empty: pool, host, pid and a random part")
+
+    def knobs(self) -> WorkerKnobs:
+        scaled = WorkerKnobs().scaled(self.time_scale)
+        return replace(scaled, drain_s=self.drain_s)

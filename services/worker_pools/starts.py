@@ -1,0 +1,106 @@
+"""From a queued task to a running try: its record is decoded, its body fetched, its attempt minted and
+announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import structlog
+
+from schemas.codec import SchemaError, decode_as
+from schemas.failures import FailureKind
+from schemas.messages import Failure, RunTask, Try
+from services.core.fleet import Pool
+from services.core.rewrite import PATHS
+from services.ports import BlobStore, Clock
+from services.worker_pools.held import Held
+from services.worker_pools.reports import Reports
+
+log = structlog.get_logger(__name__)
+_FETCH_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The task cannot be tried. `dead`: its original bytes go to `tasks.dead` for this reason."""
+
+    failure: Failure
+    dead: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    task: RunTask
+    body: dict[str, Any]
+
+
+class Starts:
+    def __init__(
+        self, pool: Pool, reports: Reports, blobs: BlobStore, clock: Clock, new_attempt: Callable[[], str]
+    ) -> None:
+        self._pool = pool
+        self._reports = reports
+        self._blobs = blobs
+        self._clock = clock
+        self._new_attempt = new_attempt
+
+    async def prepare(self, held: Held) -> Ready | Refused:
+        """Decodes the record and fetches the body that it claims."""
+        try:
+            task = decode_as(RunTask, held.lane_value)
+            if task.task_id != held.task_id:
+                raise SchemaError("RunTask.task_id: not the record's key")
+        except SchemaError as fault:
+            return Refused(Failure(kind=FailureKind.UNDECODABLE, message=str(fault)), dead=str(fault))
+        held.tenant = task.tenant
+        if task.kind not in PATHS:
+            message = f"pool {self._pool.name} runs no tasks of kind {task.kind}"
+            return Refused(Failure(kind=FailureKind.NO_POOL, message=message))
+        body = await self._body(task)
+        return body if isinstance(body, Refused) else Ready(task, body)
+
+    def mint(self, held: Held) -> Try:
+        """Names the try that begins now."""
+        run = Try.model_construct(
+            attempt=self._new_attempt(),
+            worker=self._reports.worker,
+            pool=self._pool.name,
+            model=self._pool.model,
+            model_version=self._pool.version,
+            started_ms=self._reports.now_ms(),
+        )
+        held.attempt = run.attempt
+        return run
+
+    async def announce_redelivered(self, held: Held, run: Try) -> None:
+        """Earlier attempts are lost once this is acknowledged, so it must be before the try starts."""
+        await self._reports.deliver(self._reports.started(held, run, redelivered=True))
+        held.redelivered = False  # this worker's own later tries are no redeliveries
+
+    async def _body(self, task: RunTask) -> dict[str, Any] | Refused:
+        body = task.body.inline
+        claim = task.body.claim
+        if claim is not None:
+            try:
+                body = orjson.loads(await self._fetched(claim.key, claim.sha256))
+            except (KeyError, ValueError) as fault:
+                log.error("claimed body lost", task_id=task.task_id, fault=type(fault).__name__)
+                message = "the request's body is gone from the store or is not what was written"
+                return Refused(Failure(kind=FailureKind.CLAIM_LOST, message=message))
+        if not isinstance(body, dict):
+            message = "body: expected a JSON object"
+            return Refused(Failure(kind=FailureKind.BAD_REQUEST, message=message, param="body"))
+        return body
+
+    async def _fetched(self, key: str, sha256: str) -> bytes:
+        while True:
+            try:
+                return await self._blobs.get(key, sha256)
+            except OSError as fault:  # the store is away; the deadline bounds the wait
+                log.warning("blob not read, tried again", fault=str(fault))
+                await asyncio.sleep(_FETCH_AGAIN_S)

@@ -1,0 +1,83 @@
+"""Ends a try from outside: a guard that came due, a cancel, the drain. One timer, armed again only when it
+fires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.failures import FailureKind
+
+Cause = Literal["guard", "cancel", "drain"]
+Due = Callable[[], tuple[float, FailureKind]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a try was ended: a guard of kind `kind`, a cancel with its `reason`, or the drain."""
+
+    cause: Cause
+    kind: FailureKind
+    reason: str = ""
+
+
+class TryWatch:
+    """Made by the asyncio task that runs the try. After `finish` nothing can end it any more.
+
+    `due` gives the next guard's time on the loop's clock. A guard may move back freely; `rearm` when one may
+    have moved forward.
+    """
+
+    __slots__ = ("_due", "_finished", "_loop", "_task", "_timer", "verdict")
+
+    def __init__(self, due: Due) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a try runs in an asyncio task")
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._due = due
+        self._finished = False
+        self.verdict: Verdict | None = None
+        self._timer = self._loop.call_at(due()[0], self._fire)
+
+    def guard(self, due: Due) -> None:
+        """Other guards from now on."""
+        self._due = due
+        self.rearm()
+
+    def rearm(self) -> None:
+        self._timer.cancel()
+        if not self._finished and self.verdict is None:
+            self._timer = self._loop.call_at(self._due()[0], self._fire)
+
+    def stop(self, verdict: Verdict) -> bool:
+        """Ends the try; False where it is over already. The first verdict stands."""
+        if self._finished or self.verdict is not None:
+            return False
+        self.verdict = verdict
+        self._timer.cancel()
+        self._task.cancel()
+        return True
+
+    def caught(self) -> Verdict:
+        """For the CancelledError that `stop` caused; raises it again where somebody else cancelled the
+        task.
+        """
+        if self.verdict is None or self._task.uncancel() > 0:
+            raise asyncio.CancelledError
+        return self.verdict
+
+    def finish(self) -> None:
+        self._finished = True
+        self._timer.cancel()
+
+    def _fire(self) -> None:
+        due_s, kind = self._due()
+        if self._loop.time() >= due_s:
+            self.stop(Verdict("guard", kind))
+        else:
+            self._timer = self._loop.call_at(due_s, self._fire)
