@@ -31,7 +31,7 @@ def curl_text(url: str) -> str:
 
 
 async def warm_up(base_url: str) -> None:
-    """One token of a model server that just started: the first real question should not pay for its page-ins."""
+    """One token of a model server that just started, so that the first question does not pay for it."""
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
         body = {"max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
         (await client.post(f"{base_url}/v1/chat/completions", json=body)).raise_for_status()
