@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -94,8 +94,8 @@ class Stage:
         )
         traits = traits_of(self.options.broker)
         left = await apply((*topics, *self.options.more_topics), self.bootstrap_servers, traits)
-        if left.faults():
-            raise RuntimeError(f"topics are not as they must be: {left.faults()}")
+        if left.mismatch:
+            raise RuntimeError(f"topics are not as they must be: {left.mismatch}")
 
     async def start_services(self, *, only: tuple[str, ...] | None = None) -> None:
         """Starts those named (all by default), side by side, and returns when each is ready."""
@@ -112,6 +112,18 @@ class Stage:
             self._stack.push_async_callback(process.stop)
             self.services[process.spec.name] = process
         await start_all(started, self._say)
+
+    async def start_another(self, of: str, name: str) -> int:
+        """One more process like `of`, ready under a name of its own; returns the port where it answers."""
+        spec, port = self.services[of].spec, free_port()
+        variable = "CHIMERA_PORT" if of == "ingress" else "CHIMERA_HEALTH_PORT"
+        own = {**spec.env, variable: str(port)}
+        twin = replace(spec, name=name, ready_url=f"http://127.0.0.1:{port}/readyz", env=own)
+        process = Supervised(twin, self.state.logs, self._say)
+        self._stack.push_async_callback(process.stop)
+        self.services[name] = process
+        await process.start()
+        return port
 
     def pids(self) -> dict[str, int]:
         """The processes of the fleet by name."""
