@@ -19,7 +19,8 @@ class Backlog:
     """Times are Unix seconds. `room` counts what a priority holds in all, waiting, running and settling."""
 
     def __init__(self, weights: Mapping[Priority, int], max_tasks: int, max_bytes: int) -> None:
-        self._queue: LocalQueue[Held] = LocalQueue(LanePicker({str(name): weight for name, weight in weights.items()}), max_tasks, max_bytes)
+        by_name = {str(name): weight for name, weight in weights.items()}
+        self._queue: LocalQueue[Held] = LocalQueue(LanePicker(by_name), max_tasks, max_bytes)
         self._ahead: dict[str, Held] = {}  # heads of a full span: they start next
         self._most = {
             priority: (max(1, int(max_tasks * share)), int(max_bytes * share))

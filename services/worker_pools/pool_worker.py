@@ -39,6 +39,7 @@ from services.worker_pools.slots import Slots
 from services.worker_pools.starts import Starts
 from services.worker_pools.tries import Tries
 from services.worker_pools.try_watch import Verdict
+from services.worker_pools.worker_metrics import WorkerMetrics
 
 log = structlog.get_logger(__name__)
 _LOOK_S = 0.02
@@ -48,7 +49,13 @@ class PoolWorker:
     """`run` until `stop`: then it drains, commits and leaves its groups."""
 
     def __init__(
-        self, pool: Pool, fleet: Fleet, worker_id: str, parts: WorkerParts, knobs: WorkerKnobs
+        self,
+        pool: Pool,
+        fleet: Fleet,
+        worker_id: str,
+        parts: WorkerParts,
+        knobs: WorkerKnobs,
+        metrics: WorkerMetrics,
     ) -> None:
         self._pool = pool
         self._fleet = fleet
@@ -75,6 +82,7 @@ class PoolWorker:
             Starts(pool, self._reports, parts.blobs, parts.clock, parts.new_attempt),
             Tries(pool, parts.model, Backends(pool.base_urls, parts.uniform), self._pump, parts.clock, knobs),
             parts.clock,
+            metrics.ended,
         )
         self._slots = Slots(pool.slots, self._backlog, serving, self._endings, parts.clock, knobs)
         self._hand_over = HandOver(self._desk, self._reports, parts.clock, knobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -30,7 +30,14 @@ class Serving:
     """`answered` once a backend said anything to a try."""
 
     def __init__(
-        self, desk: Desk, reports: Reports, endings: Endings, starts: Starts, tries: Tries, clock: Clock
+        self,
+        desk: Desk,
+        reports: Reports,
+        endings: Endings,
+        starts: Starts,
+        tries: Tries,
+        clock: Clock,
+        count: Callable[[TryEnd], None],
     ) -> None:
         self._desk = desk
         self._reports = reports
@@ -38,6 +45,7 @@ class Serving:
         self._starts = starts
         self._tries = tries
         self._clock = clock
+        self._count = count
         self._spans = TrySpans()
         self.answered = False
 
@@ -103,6 +111,7 @@ class Serving:
         return TryEnd(run, self._reports.now_ms(), Usage(), Timing(), None, failure, verdict)
 
     def _note(self, held: Held, task: RunTask, end: TryEnd) -> None:
+        self._count(end)
         failure = end.failure
         if failure is None or failure.kind not in _NEVER_ANSWERED:
             self.answered = True

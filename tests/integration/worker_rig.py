@@ -1,4 +1,4 @@
-"""A worker on the in-memory broker in front of a model client, and what a test says to it and hears from it."""
+"""A worker on the in-memory broker in front of a model client: what a test says to it and hears of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from typing import Any
 
 import orjson
 import uuid_utils
+from prometheus_client import CollectorRegistry
 
 from schemas.codec import decode, encode, message_headers
 from schemas.headers import TaskHeaders, to_text
 from schemas.messages import (
     AttemptFailed,
+    AttemptStarted,
     CancelTask,
     Message,
     ReplyChunk,
@@ -35,6 +37,7 @@ from services.ports import InRecord, ModelClient, OutRecord
 from services.worker_pools.parts import WorkerParts
 from services.worker_pools.pool_worker import PoolWorker
 from services.worker_pools.settings import WorkerKnobs
+from services.worker_pools.worker_metrics import WorkerMetrics
 from tests.fakes.bus import FakeBus, FakePublisher
 from tests.fakes.bus_readers import FakeGroupSource, FakeLogReader
 
@@ -128,7 +131,14 @@ class WorkerRig:
             uniform=random.Random(1).random,
             new_attempt=lambda: str(uuid_utils.uuid7()),
         )
-        worker = PoolWorker(self.pool, self.fleet, worker_id, parts, self.knobs)
+        worker = PoolWorker(
+            self.pool,
+            self.fleet,
+            worker_id,
+            parts,
+            self.knobs,
+            WorkerMetrics(self.pool.name, CollectorRegistry()),
+        )
         running = Running(worker, asyncio.create_task(worker.run()), sources)
         self._workers.append(running)
         await until(lambda: running.task.done() or all(worker.ready().values()))
@@ -150,6 +160,7 @@ class WorkerRig:
         deadline_s: float = 60.0,
         partition: int = 0,
         headers: Mapping[str, Any] | None = None,
+        payload: Payload | None = None,
         **fields: Any,
     ) -> str:
         """Puts a task on its lane and returns its id."""
@@ -160,7 +171,8 @@ class WorkerRig:
             pool=self.pool.name,
             priority=priority,
             arrived_ms=now_ms,
-            **{"body": Payload(inline=chat() if body is None else dict(body)), **fields},
+            body=payload or Payload(inline=chat() if body is None else dict(body)),
+            **fields,
         )
         named = TaskHeaders(
             request_id=f"req-{task_id}",
@@ -206,6 +218,10 @@ class WorkerRig:
         """The task's terminal record by the worker."""
         ends = await until(lambda: self.of(TaskSucceeded, task_id) + self.of(TaskFailed, task_id))
         found: TaskSucceeded | TaskFailed = ends[0]
+        return found
+
+    async def started(self, task_id: str) -> AttemptStarted:
+        found: AttemptStarted = (await until(lambda: self.of(AttemptStarted, task_id)))[0]
         return found
 
     async def failed_try(self, task_id: str) -> AttemptFailed:

@@ -1,0 +1,222 @@
+"""`python -m services.worker_pools`: the composition root of a worker, one process for one pool."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import uuid_utils
+
+from schemas.topics import PRIORITIES, TopicNames
+from services.adapters.blobs import DirectoryBlobStore
+from services.adapters.kafka.group_source import KafkaGroupSource
+from services.adapters.kafka.log_reader import KafkaLogReader
+from services.adapters.kafka.publisher import KafkaPublisher
+from services.adapters.kafka.traits import traits_of
+from services.adapters.model_backends.openai import OpenAIBackend
+from services.adapters.model_backends.simulated import SimulatedBackend
+from services.adapters.telemetry import setup_logging, setup_tracing
+from services.core.fleet import Fleet, Pool, SimulatedLaw
+from services.runtime.fleet_file import FleetFileError, load_fleet
+from services.runtime.health import health_app, serving
+from services.runtime.lifecycle import load_settings, run_service, stop_event
+from services.worker_pools.parts import WorkerParts
+from services.worker_pools.pool_worker import PoolWorker
+from services.worker_pools.settings import WorkerSettings
+from services.worker_pools.worker_metrics import WorkerMetrics
+
+_PROBE_EVERY_S = 1.0
+
+
+class WallClock:
+    def now_s(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+async def serve() -> None:
+    """Runs until SIGTERM or SIGINT and then drains; ends with the fault of a loop that broke."""
+    settings = load_settings(WorkerSettings)
+    fleet = load_fleet(settings.fleet_file)
+    pool = _pool(settings, fleet)
+    setup_logging(
+        "worker", level=settings.log_level, secret_names=[pool.api_key_env] if pool.api_key_env else []
+    )
+    flush_spans = setup_tracing("chimera-worker")
+    try:
+        await _serve(settings, fleet, pool)
+    finally:
+        flush_spans()
+
+
+async def _serve(settings: WorkerSettings, fleet: Fleet, pool: Pool) -> None:
+    stop = stop_event()
+    random_source = random.Random()
+    worker_id = settings.worker_id or _worker_id(pool, random_source)
+    backend = _backend(pool, random_source)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(backend.aclose)
+        parts = await _parts(settings, fleet, pool, backend, random_source, stack, stop)
+        if parts is None:
+            return  # stopped before the broker answered
+        metrics = WorkerMetrics(pool.name)
+        worker = PoolWorker(pool, fleet, worker_id, parts, settings.knobs(), metrics)
+        metrics.watch(worker.in_flight, worker.held)
+        probe = _Probe(backend, pool, worker)
+        app = health_app(alive=_Alive(worker, worker_id), ready=probe)
+        await stack.enter_async_context(serving(app, host=settings.health_host, port=settings.health_port))
+        await _run(worker, probe, stop)
+
+
+async def _run(worker: PoolWorker, probe: _Probe, stop: asyncio.Event) -> None:
+    running = asyncio.create_task(worker.run())
+    probing = asyncio.create_task(probe.until_answered())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    worker.stop()
+    try:
+        await running
+    finally:
+        for task in (probing, stopping):
+            task.cancel()
+        await asyncio.gather(probing, stopping, return_exceptions=True)
+
+
+class _Alive:
+    def __init__(self, worker: PoolWorker, worker_id: str) -> None:
+        self._worker = worker
+        self._worker_id = worker_id
+
+    async def __call__(self) -> tuple[bool, Mapping[str, Any]]:
+        worker = self._worker
+        shown = {"worker": self._worker_id, "in_flight": worker.in_flight(), "held": worker.held()}
+        return worker.alive(), shown
+
+
+class _Probe:
+    """Readiness: what the worker waits for, and whether one of its backends ever said anything."""
+
+    def __init__(self, backend: OpenAIBackend | SimulatedBackend, pool: Pool, worker: PoolWorker) -> None:
+        self._backend = backend
+        self._base_urls = pool.base_urls or ("",)
+        self._worker = worker
+        self._answered = False
+
+    async def until_answered(self) -> None:
+        while not (self._answered or self._worker.backend_answered()):
+            answers = [await self._backend.answers(base_url) for base_url in self._base_urls]
+            self._answered = any(answers)
+            if not self._answered:
+                await asyncio.sleep(_PROBE_EVERY_S)
+
+    async def __call__(self) -> tuple[bool, Mapping[str, Any]]:
+        answered = self._answered or self._worker.backend_answered()
+        checks = {**self._worker.ready(), "backend_answered": answered}
+        return all(checks.values()), checks
+
+
+def _pool(settings: WorkerSettings, fleet: Fleet) -> Pool:
+    pool = fleet.pool(settings.pool)
+    if pool is None:
+        names = ", ".join(sorted(known.name for known in fleet.pools))
+        raise FleetFileError(
+            f"CHIMERA_POOL: {settings.pool!r} is not in {settings.fleet_file}, expected one of {names}"
+        )
+    if pool.api_key_env and not os.environ.get(pool.api_key_env):
+        raise FleetFileError(f"pool {pool.name}: its api_key names {pool.api_key_env}, which is not set")
+    return pool
+
+
+def _worker_id(pool: Pool, random_source: random.Random) -> str:
+    return f"{pool.name}-{socket.gethostname()}-{os.getpid()}-{random_source.getrandbits(24):06x}"
+
+
+def _backend(pool: Pool, random_source: random.Random) -> OpenAIBackend | SimulatedBackend:
+    if pool.backend == "simulated":
+        return SimulatedBackend(pool.simulated or SimulatedLaw(), random_source.random)
+    api_key = os.environ.get(pool.api_key_env) if pool.api_key_env else None
+    return OpenAIBackend(slots=pool.slots, api_key=api_key)
+
+
+async def _parts(
+    settings: WorkerSettings,
+    fleet: Fleet,
+    pool: Pool,
+    backend: OpenAIBackend | SimulatedBackend,
+    random_source: random.Random,
+    stack: AsyncExitStack,
+    stop: asyncio.Event,
+) -> WorkerParts | None:
+    traits = traits_of(settings.broker)
+    names = TopicNames(fleet.prefix)
+    bootstrap = settings.kafka_bootstrap_servers
+    client_id = f"chimera-worker-{pool.name}"
+    durable = KafkaPublisher(bootstrap, traits, client_id=client_id)
+    chunks = KafkaPublisher(bootstrap, traits, client_id=f"{client_id}-chunks", durable=False)
+    stack.push_async_callback(durable.stop)
+    stack.push_async_callback(chunks.stop)
+    if not await _started(durable, chunks, stop):
+        return None
+    return WorkerParts(
+        lanes={
+            priority: KafkaGroupSource(
+                bootstrap,
+                traits,
+                topic=names.lane(pool.name, priority),
+                group=names.lane_group(pool.name, priority),
+                client_id=f"{client_id}-{priority}",
+                fetch_max_wait_ms=traits.fetch_max_wait_ms[priority],
+            )
+            for priority in PRIORITIES
+        },
+        control=KafkaLogReader(
+            bootstrap,
+            traits,
+            topic=names.control,
+            partitions=[0],
+            client_id=f"{client_id}-control",
+            fetch_max_wait_ms=traits.fetch_max_wait_ms["control"],
+        ),
+        durable=durable,
+        chunks=chunks,
+        model=backend,
+        blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),
+        clock=WallClock(),
+        uniform=random_source.random,
+        new_attempt=lambda: str(uuid_utils.uuid7()),
+    )
+
+
+async def _started(durable: KafkaPublisher, chunks: KafkaPublisher, stop: asyncio.Event) -> bool:
+    """Waits for the broker as long as nobody stops us."""
+
+    async def start() -> None:
+        await durable.start()
+        await chunks.start()
+
+    async def stopped() -> None:
+        await stop.wait()
+
+    starting, stopping = asyncio.create_task(start()), asyncio.create_task(stopped())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
+    await starting
+    return True
+
+
+if __name__ == "__main__":
+    run_service(serve)
+    sys.exit(0)
