@@ -43,7 +43,7 @@ def plan(
         console.print(f"create {spec.name} ({spec.partitions} partitions): {spec.purpose}")
     for change in found.change:
         console.print(f"change {change}")
-    _show_faults(found.faults() if not found.create and not found.change else ())
+    _show_faults(found.mismatch)
 
 
 @topics_app.command
@@ -51,8 +51,8 @@ def apply(
     *, fleet: Path = Path("fleet.yaml"), broker: BrokerKind = "external", bootstrap_servers: str | None = None
 ) -> None:
     """Create what is missing and change what may be changed."""
-    left = asyncio.run(topic_admin.apply(_wanted(fleet), _bootstrap(bootstrap_servers), traits_of(broker)))
-    _show_faults(left.faults())
+    done = asyncio.run(topic_admin.apply(_wanted(fleet), _bootstrap(bootstrap_servers), traits_of(broker)))
+    _show_faults(done.mismatch)
 
 
 @topics_app.command
@@ -70,4 +70,4 @@ def _show_faults(faults: Sequence[Difference]) -> None:
         print(fault, file=sys.stderr)
     if faults:
         raise SystemExit(1)
-    console.print("topics are as they must be")
+    console.print("nothing else is wrong")

@@ -114,7 +114,7 @@ class Up:
         topics = fleet_topics(names, [pool.name for pool in self._fleet.pools], self._fleet.partitions)
         wrong = (
             await apply(topics, self._broker.bootstrap_servers, traits_of(self._options.broker))
-        ).faults()
+        ).mismatch
         if wrong:
             raise UpError("\n".join(str(fault) for fault in wrong))
         self._say(f"broker ({self._options.broker}) ready at {self._broker.bootstrap_servers}")
