@@ -270,29 +270,26 @@ class BookkeeperStore(Protocol):
 
     async def apply(self, batch: LogBatch) -> Sequence[Effect]:
         """One transaction. Raises RowsRefused when the values cannot be stored, whoever tries."""
-        ...
 
     async def take_due(self, times: Mapping[int, int], *, limit: int) -> Sequence[TakenTask]:
         """Moves due rows to `sweeping` and returns them, with those that a crash left there."""
-        ...
 
     async def mark_swept(self, taken: Sequence[TakenTask]) -> None: ...
     async def overdue(self, times: Mapping[int, int], *, limit: int) -> Sequence[OverdueTask]: ...
 
     async def lose_tries(self, times: Mapping[int, int]) -> int:
         """Marks open tries as lost whose deadline was at or before the partition's time; how many."""
-        ...
 
     async def newest_stamps(self, partitions: Collection[int]) -> Mapping[int, int]:
         """The newest record time (ms) among the parked rows of each partition that has any."""
-        ...
 
-    async def kept(self, *, limit: int) -> Sequence[KeptRecord]:
-        """The oldest kept records."""
-        ...
+    async def due_partitions(self, times: Mapping[int, int]) -> Collection[int]:
+        """Partitions with a row for `take_due` or `overdue`."""
+
+    async def kept(self, *, after: tuple[int, str] | None, limit: int) -> Sequence[KeptRecord]:
+        """Kept records in the order of (stamp_ms, kept_key), those after `after`."""
 
     async def purge(self, now_ms: int) -> int:
         """Removes what is past its time to live; how many rows."""
-        ...
 
     async def ping(self) -> None: ...

@@ -68,12 +68,14 @@ def failed(
     )
 
 
-def parked(task: str, attempt: str, holder: str = "w1", *, renewal: bool = False) -> TaskParked:
+def parked(
+    task: str, attempt: str, holder: str = "w1", *, renewal: bool = False, due_ms: int = 0
+) -> TaskParked:
     return TaskParked(
         task_id=task,
         attempt=attempt,
         holder=holder,
-        due_ms=0,
+        due_ms=due_ms,
         deadline_ms=DEADLINE_MS,
         envelope=None if renewal else envelope_of(task),
     )

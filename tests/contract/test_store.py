@@ -18,7 +18,9 @@ from sqlalchemy.engine import Connection
 
 from schemas.failures import FailureKind
 from schemas.messages import Message
+from schemas.payload import Claim, Payload
 from schemas.topics import DAY_MS
+from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.database import tables
 from services.adapters.database.engine import Database
 from services.adapters.database.idempotency import SqlIdempotencyStore
@@ -186,13 +188,17 @@ async def test_a_parked_task_is_swept_once_and_its_mark_outlives_a_re_read(
 ) -> None:
     park = failed("t", "a1", "parked", due_ms=200)
     await apply(store, park)
+    assert set(await store.due_partitions({1: 900, 2: 199})) == set()
+    assert set(await store.due_partitions({1: 900, 2: 200})) == {2}
     assert await store.take_due({2: 199}, limit=10) == []
     assert await store.take_due({1: 500}, limit=10) == [], "another partition"
     [taken] = await store.take_due({2: 200}, limit=10)
     assert (taken.lane, taken.value) == ("t.tasks.chat-fast.interactive", b'{"by":"a1"}')
     assert taken.headers["request_id"] == "r-t"
     assert await store.take_due({2: 200}, limit=10) == [taken], "left in `sweeping` by a crash: again"
+    assert set(await store.due_partitions({1: 900, 2: 0})) == {2}
     await store.mark_swept([taken])
+    assert set(await store.due_partitions({1: 900, 2: 900})) == set()
     await apply(store, park)
     assert await store.take_due({2: 10_000}, limit=10) == []
     assert (await rows(database, tables.parked))["t"].state == "swept"
@@ -214,8 +220,8 @@ async def test_a_mark_is_set_only_on_the_state_that_was_taken(
 
 
 async def test_a_renewal_keeps_the_envelope_and_moves_the_due_time(store: SqlBookkeeperStore) -> None:
-    await apply(store, parked("t", "a1"), at_ms=1_000)
-    await apply(store, parked("t", "a1", renewal=True), at_ms=11_000)
+    await apply(store, parked("t", "a1", due_ms=31_000), at_ms=1_000)
+    await apply(store, parked("t", "a1", renewal=True, due_ms=41_000), at_ms=11_000)
     assert await store.take_due({2: 40_999}, limit=10) == []
     [taken] = await store.take_due({2: 41_000}, limit=10)
     assert taken.value == b'{"task":"t"}'
@@ -255,9 +261,11 @@ async def test_unknown_records_are_kept_once_and_leave_with_the_batch_that_appli
     )
     await store.apply(LogBatch(keep=[record]))
     await store.apply(LogBatch(keep=[record]))
-    assert await store.kept(limit=10) == [record]
+    assert await store.kept(after=None, limit=10) == [record]
+    assert await store.kept(after=(300, "k0"), limit=10) == [record]
+    assert await store.kept(after=(300, "k1"), limit=10) == []
     await store.apply(LogBatch(entries(succeeded("t", "a1")), unkeep=["k1"]))
-    assert await store.kept(limit=10) == []
+    assert await store.kept(after=None, limit=10) == []
 
 
 @pytest.mark.parametrize("bad", ["started_ms", "tokens"])
@@ -326,7 +334,7 @@ async def test_the_outcome_is_what_the_bookkeeper_wrote(
     assert told is not None
     assert (told.state, told.pool, told.model, told.failure) == ("succeeded", "chat-fast", "small", None)
     assert told.answer is not None
-    assert orjson.loads(told.answer) == {"inline": {"by": "a1"}, "claim": None}
+    assert orjson.loads(told.answer) == {"by": "a1"}
     failed_ = await keys.outcome("u")
     assert failed_ is not None
     assert failed_.failure is not None
@@ -349,3 +357,20 @@ async def test_no_database_is_a_store_error(tmp_path: Path) -> None:
                 await SqlBookkeeperStore(database, LIMITS).apply(LogBatch(entries(closed("t"))))
         finally:
             await database.close()
+
+
+async def test_a_claimed_answer_is_replayed_from_its_blob_and_not_at_all_without_it(
+    store: SqlBookkeeperStore, database: Database, tmp_path: Path
+) -> None:
+    blobs = DirectoryBlobStore(tmp_path / "blobs")
+    key, sha256 = await blobs.put(b'{"big":1}')
+    claim = Payload(claim=Claim(key=key, sha256=sha256, size=9))
+    end = succeeded("t", "a1", keep_answer=True)
+    await apply(store, end.model_copy(update={"answer": claim}))
+    for keys, expected in (
+        (SqlIdempotencyStore(database, blobs), b'{"big":1}'),
+        (SqlIdempotencyStore(database, DirectoryBlobStore(tmp_path / "empty")), None),
+    ):
+        outcome = await keys.outcome("t")
+        assert outcome is not None
+        assert outcome.answer == expected

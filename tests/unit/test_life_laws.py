@@ -24,7 +24,7 @@ from services.core.life.rows import (
 from services.core.life.table import RECORDS
 from tests.life_records import DEADLINE_MS, closed, failed, gave_up, parked, started, succeeded
 
-LIMITS = LifeLimits(max_tries=3, holder_grace_ms=30_000)
+LIMITS = LifeLimits(max_tries=3)
 
 
 def life(*records: Message, rows: TaskRows = NO_ROWS, at_ms: int = 100) -> tuple[TaskRows, list[Effect]]:
@@ -161,10 +161,10 @@ def test_a_parked_retry_is_due_when_its_record_says_and_keeps_its_envelope_untou
     assert row.lane == "t.tasks.chat-fast.interactive"
 
 
-def test_a_held_task_is_due_thirty_seconds_after_its_last_renewal() -> None:
-    rows, _ = life(parked("t", "a1"))
+def test_a_held_task_is_due_when_its_last_renewal_says() -> None:
+    rows, _ = life(parked("t", "a1", due_ms=30_100))
     assert held(rows).due_ms == 100 + 30_000
-    rows, _ = life(parked("t", "a1", renewal=True), rows=rows, at_ms=10_100)
+    rows, _ = life(parked("t", "a1", renewal=True, due_ms=40_100), rows=rows, at_ms=10_100)
     assert held(rows).due_ms == 10_100 + 30_000
     assert held(rows).holder == "w1"
     assert held(rows).value is not None

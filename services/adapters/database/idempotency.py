@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import orjson
 from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from schemas.messages import Failure
+from schemas.payload import Payload
 from services.adapters.database.engine import Database
 from services.adapters.database.tables import idempotency, tasks
-from services.ports import KeyRow, StoredOutcome
+from services.ports import BlobStore, KeyRow, StoredOutcome, StoreError
 
 
 class SqlIdempotencyStore:
-    """`services.ports.IdempotencyStore` on a Database."""
+    """`services.ports.IdempotencyStore` on a Database. `blobs` has the answers that are claims."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, blobs: BlobStore | None = None) -> None:
+        self._database, self._blobs = database, blobs
 
     async def claim_key(self, tenant: str, key: str, row: KeyRow) -> KeyRow:
         insert = postgresql.insert if self._database.is_postgres else sqlite.insert
@@ -63,7 +65,22 @@ class SqlIdempotencyStore:
         if row is None:
             return None
         failure = None if row.failure is None else Failure.model_validate_json(row.failure)
-        return StoredOutcome(row.state, row.pool, row.model, row.answer, failure)
+        answer = None if row.answer is None else await self._answer(row.answer)
+        return StoredOutcome(row.state, row.pool, row.model, answer, failure)
+
+    async def _answer(self, stored: bytes) -> bytes | None:
+        """The answer's own JSON; None where its blob is gone, for then nothing can be replayed."""
+        payload = Payload.model_validate(orjson.loads(stored))
+        if payload.claim is None:
+            return orjson.dumps(payload.inline)
+        if self._blobs is None:
+            return None
+        try:
+            return await self._blobs.get(payload.claim.key, payload.claim.sha256)
+        except (KeyError, ValueError):
+            return None
+        except OSError as fault:
+            raise StoreError(f"blob: {type(fault).__name__}") from fault
 
     async def ping(self) -> None:
         await self._database.ping()

@@ -58,6 +58,12 @@ class SqlBookkeeperStore:
         await sql.write(connection, sql.upsert_parked, [bulk.parked_values(row) for row in changes.parked])
         await sql.delete(connection, sql.delete_parked, changes.unparked)
 
+    async def due_partitions(self, times: Mapping[int, int]) -> Collection[int]:
+        if not times:
+            return ()
+        async with self._database.reading() as connection:
+            return await sweep_rows.due_partitions(connection, times)
+
     async def take_due(self, times: Mapping[int, int], *, limit: int) -> Sequence[TakenTask]:
         if not times:
             return ()
@@ -87,9 +93,9 @@ class SqlBookkeeperStore:
         async with self._database.reading() as connection:
             return await sweep_rows.newest_stamps(connection, partitions)
 
-    async def kept(self, *, limit: int) -> Sequence[KeptRecord]:
+    async def kept(self, *, after: tuple[int, str] | None, limit: int) -> Sequence[KeptRecord]:
         async with self._database.reading() as connection:
-            return [_kept_record(row) for row in await sweep_rows.kept(connection, limit)]
+            return [_kept_record(row) for row in await sweep_rows.kept(connection, after, limit)]
 
     async def purge(self, now_ms: int) -> int:
         async with self._database.writing() as connection:
@@ -115,4 +121,4 @@ def _kept_values(record: KeptRecord) -> tuple[object, ...]:
 
 def _kept_record(row: Sequence[Any]) -> KeptRecord:
     headers = tuple((name, base64.b64decode(value)) for name, value in orjson.loads(row[7]))
-    return KeptRecord(*row[:7], headers=headers)
+    return KeptRecord(row[0], row[1], row[2], row[3], row[4], row[5], row[6], headers)

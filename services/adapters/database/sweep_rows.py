@@ -6,7 +6,19 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, and_, bindparam, case, delete, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.topics import DAY_MS
@@ -20,6 +32,23 @@ _MARKS = (ParkedState.SWEPT.value, ParkedState.MOVED.value)
 KEY_LIFE_MS = DAY_MS
 MARK_LIFE_MS = DAY_MS  # after its deadline a task cannot be re-read into anything but an overdue row
 KEPT_LIFE_MS = 30 * DAY_MS
+
+
+async def due_partitions(connection: AsyncConnection, times: Mapping[int, int]) -> set[int]:
+    left = parked.c.state == ParkedState.SWEEPING.value
+    found = await connection.execute(
+        select(parked.c.partition)
+        .where(
+            parked.c.state.in_(_HOLDS),
+            _reached(
+                times,
+                parked.c.partition,
+                lambda now: or_(left, parked.c.due_ms <= now, parked.c.deadline_ms <= now),
+            ),
+        )
+        .distinct()
+    )
+    return {row[0] for row in found}
 
 
 async def take_due(connection: AsyncConnection, times: Mapping[int, int], limit: int) -> list[TakenTask]:
@@ -115,8 +144,12 @@ async def newest_stamps(connection: AsyncConnection, partitions: Collection[int]
     return newest
 
 
-async def kept(connection: AsyncConnection, limit: int) -> Sequence[Any]:
-    return (await connection.execute(select(kept_table).order_by(kept_table.c.stamp_ms).limit(limit))).all()
+async def kept(connection: AsyncConnection, after: tuple[int, str] | None, limit: int) -> Sequence[Any]:
+    place = (kept_table.c.stamp_ms, kept_table.c.kept_key)
+    query = select(kept_table).order_by(*place).limit(limit)
+    if after is not None:
+        query = query.where(tuple_(*place) > tuple_(literal(after[0]), literal(after[1])))
+    return (await connection.execute(query)).all()
 
 
 async def purge(connection: AsyncConnection, now_ms: int) -> int:

@@ -63,7 +63,7 @@ def fold(rows: TaskRows, entry: LogEntry, limits: LifeLimits) -> tuple[TaskRows,
     parked = rows.parked
     effects: tuple[Effect, ...] = ()
     if law.parking is not None:
-        parked, effects = _parked(rows, entry, record, limits)
+        parked, effects = _parked(rows, entry, record)
     after = TaskRows(rows.outcome, ledger, parked)
     if len(ledger) > limits.max_tries and rows.outcome is None:
         effects = (*effects, *_poison(after, entry, limits))
@@ -78,16 +78,14 @@ def _ledger(rows: TaskRows, entry: LogEntry, step: LedgerStep, record: Message) 
     return rows.ledger
 
 
-def _parked(
-    rows: TaskRows, entry: LogEntry, record: Message, limits: LifeLimits
-) -> tuple[ParkedRow | None, tuple[Effect, ...]]:
+def _parked(rows: TaskRows, entry: LogEntry, record: Message) -> tuple[ParkedRow | None, tuple[Effect, ...]]:
     if not isinstance(record, AttemptFailed | TaskParked):
         return rows.parked, ()
     told = parked_law.answer(rows.outcome, rows.parked, record)
     effects = () if told is None else (told,)
     if rows.outcome is not None:
         return rows.parked, effects  # nothing parks after a terminal record
-    return parked_law.parked(rows.parked, entry, record, limits), effects
+    return parked_law.parked(rows.parked, entry, record), effects
 
 
 def _poison(rows: TaskRows, entry: LogEntry, limits: LifeLimits) -> tuple[Effect, ...]:

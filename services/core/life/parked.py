@@ -10,16 +10,14 @@ from __future__ import annotations
 import orjson
 
 from schemas.messages import AttemptFailed, CancelTask, Envelope, TaskParked
-from services.core.life.rows import LifeLimits, LogEntry, ParkedRow, SendCancel, TaskRow
+from services.core.life.rows import LogEntry, ParkedRow, SendCancel, TaskRow
 from services.core.life.table import PARKED_MOVES, ParkedState, ParkedStep
 
 UNSAID_DEADLINE_MS = 24 * 3600 * 1000
 """From its record on, for a park whose envelope does not say its deadline."""
 
 
-def parked(
-    row: ParkedRow | None, entry: LogEntry, record: AttemptFailed | TaskParked, limits: LifeLimits
-) -> ParkedRow | None:
+def parked(row: ParkedRow | None, entry: LogEntry, record: AttemptFailed | TaskParked) -> ParkedRow | None:
     """The row after a record that parks or moves the task; the same object when nothing changes."""
     attempt = record.run.attempt if isinstance(record, AttemptFailed) else record.attempt
     step = _step(row, attempt, record)
@@ -30,7 +28,7 @@ def parked(
     state = PARKED_MOVES.get((None if row is None else ParkedState(row.state), step))
     if state is None:
         return row
-    return _written(row, state, attempt, entry, record, limits)
+    return _written(row, state, attempt, entry, record)
 
 
 def answer(
@@ -85,13 +83,12 @@ def _written(
     attempt: str,
     entry: LogEntry,
     record: AttemptFailed | TaskParked,
-    limits: LifeLimits,
 ) -> ParkedRow:
     seen = () if row is None else row.seen
     envelope = record.envelope
     holder, due_ms = None, entry.stamp_ms
     if isinstance(record, TaskParked):
-        holder, due_ms = record.holder, entry.stamp_ms + limits.holder_grace_ms
+        holder, due_ms = record.holder, record.due_ms
     elif record.due_ms is not None:
         due_ms = record.due_ms
     return ParkedRow(

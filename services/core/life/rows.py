@@ -109,13 +109,9 @@ class LogEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LifeLimits:
-    """max_tries: the cap above which a task is poison. Times in milliseconds.
-
-    holder_grace_ms: how long after its last renewal a held row is due. answer_ms: how long answers are kept.
-    """
+    """max_tries: the cap above which a task is poison. answer_ms: how long answers are kept."""
 
     max_tries: int = 3
-    holder_grace_ms: int = 30_000
     answer_ms: int = 24 * 3600 * 1000
 
 

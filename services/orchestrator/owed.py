@@ -1,0 +1,73 @@
+"""What the bookkeeper owes to the bus, as records, and the sending of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from schemas.codec import encode, message_headers
+from schemas.headers import to_wire
+from schemas.messages import TaskClosed
+from schemas.topics import TopicNames
+from services.core.life.errands import OverdueTask, TakenTask
+from services.core.life.rows import Effect, SendCancel, SendClosed
+from services.orchestrator.reading import MARK
+from services.ports import BusError, OutRecord, Publisher
+
+log = structlog.get_logger(__name__)
+
+
+class Owed:
+    """Makes the records. Pure but for the topics' names."""
+
+    def __init__(self, names: TopicNames) -> None:
+        self._names = names
+
+    def record(self, effect: Effect) -> OutRecord:
+        if isinstance(effect, SendClosed):
+            return self.closed(effect.closed, effect.partition, effect.request_id)
+        if isinstance(effect, SendCancel):
+            return self._cancel(effect)
+        headers = to_wire(dict(effect.envelope.headers) | {"dead_reason": effect.reason})
+        return OutRecord(self._names.dead, effect.task_id.encode(), effect.envelope.value.encode(), headers)
+
+    def closed(self, closed: TaskClosed, partition: int, request_id: str) -> OutRecord:
+        headers = message_headers(closed, request_id=request_id)
+        return OutRecord(self._names.results, closed.task_id.encode(), encode(closed), headers, partition)
+
+    def overdue(self, task: OverdueTask, at_ms: int) -> OutRecord:
+        closed = TaskClosed(task_id=task.task_id, reason="deadline", by="bookkeeper", ended_ms=at_ms)
+        return self.closed(closed, task.partition, task.request_id)
+
+    def lane(self, task: TakenTask) -> OutRecord:
+        """The lane record as it was, but for what its headers say of it now."""
+        return OutRecord(task.lane, task.task_id.encode(), task.value, to_wire(task.headers))
+
+    def mark(self, partition: int, name: str) -> OutRecord:
+        headers = to_wire({"type": MARK, "v": "1"})
+        return OutRecord(self._names.results, b"sweep", name.encode(), headers, partition)
+
+    def _cancel(self, effect: SendCancel) -> OutRecord:
+        cancel = effect.cancel
+        # `control` is compacted by key: the cancel of one attempt must not replace the task's own tombstone.
+        key = cancel.task_id if cancel.attempt is None else f"{cancel.task_id}/{cancel.attempt}"
+        return OutRecord(self._names.control, key.encode(), encode(cancel), message_headers(cancel))
+
+
+async def send_each(
+    publisher: Publisher, records: Sequence[OutRecord], *, timeout_s: float
+) -> list[OutRecord]:
+    """Sends all, in their order, and waits for every acknowledgement; returns those that got none."""
+
+    async def acknowledged(record: OutRecord) -> bool:
+        try:
+            await publisher.send(record, timeout_s=timeout_s)
+        except BusError as fault:
+            log.warning("record not acknowledged", topic=record.topic, fault=str(fault))
+            return False
+        return True
+
+    done = await asyncio.gather(*(acknowledged(record) for record in records))
+    return [record for record, good in zip(records, done, strict=True) if not good]
