@@ -38,8 +38,10 @@ from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.database.engine import Database
 from services.adapters.database.idempotency import SqlIdempotencyStore
 from services.adapters.database.migrate import migrate
-from services.adapters.database.tables import tasks as task_rows
+from services.adapters.database.store import SqlBookkeeperStore
 from services.core.fleet import Fleet, Pool, Price
+from services.core.life.errands import LogBatch
+from services.core.life.rows import LifeLimits, LogEntry
 from services.ingress.service import Ingress, IngressParts, instance_partition, running
 from services.ingress.streaming import Pace
 from services.ports import OutRecord
@@ -166,6 +168,7 @@ class Bench:
             usage=Usage(input_tokens=7, output_tokens=3),
             answer=Payload(inline=answer),
             chunks=chunks,
+            keep_answer=task.task.keep_answer,
             timing=Timing(queue_ms=1, first_token_ms=2, decode_ms=3),
         )
         await self.result(task, message)
@@ -192,21 +195,13 @@ class Bench:
         closes = [m for m in self.said_of(task, self.names.results) if isinstance(m, TaskClosed)]
         assert [m.reason for m in closes] == [reason]
 
-    async def outcome_row(self, task: LaneTask, state: str, answer: dict[str, Any] | None) -> None:
-        """What the bookkeeper would have written."""
-        async with self.database.writing() as connection:
-            await connection.execute(
-                task_rows.insert().values(
-                    task_id=task.task.task_id,
-                    request_id=task.headers.request_id,
-                    tenant="default",
-                    pool=task.task.pool,
-                    model="m",
-                    state=state,
-                    ended_ms=1,
-                    answer=None if answer is None else orjson.dumps(answer),
-                )
-            )
+    async def bookkept(self, task: LaneTask) -> None:
+        """The bookkeeper has turned what `results` has of a task into rows."""
+        request_id, partition = task.headers.request_id, task.headers.result_partition
+        now_ms = int(time.time() * 1000)
+        said = self.said_of(task, self.names.results)
+        entries = [LogEntry(partition, now_ms, request_id, message) for message in said]
+        await SqlBookkeeperStore(self.database, LifeLimits()).apply(LogBatch(entries))
 
 
 async def eventually(look: Callable[[], Any]) -> Any:
