@@ -22,7 +22,8 @@ def start_detached(arguments: list[str], state: StateDir, console: Console) -> i
     """
     state.logs.mkdir(parents=True, exist_ok=True)
     log_path = state.logs / "up.log"
-    with log_path.open("wb") as log:
+    with log_path.open("ab") as log:  # another fleet that runs from here may be writing to it
+        begins_at = log.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "services.cli", "up", *arguments],
             stdin=subprocess.DEVNULL,
@@ -32,6 +33,7 @@ def start_detached(arguments: list[str], state: StateDir, console: Console) -> i
         )
     deadline = time.monotonic() + READY_S
     with log_path.open(encoding="utf-8", errors="replace") as shown:
+        shown.seek(begins_at)
         while time.monotonic() < deadline:
             console.print(shown.read(), end="")
             record = RunRecord.read(state.run_file)

@@ -41,6 +41,11 @@ class StateDir:
         return self.path / "run.json"
 
     @property
+    def lock_file(self) -> Path:
+        """Held by the one fleet that starts or runs from here."""
+        return self.path / "lock"
+
+    @property
     def fleet_file(self) -> Path:
         """The fleet as it runs: launched models have their addresses in it."""
         return self.path / "fleet.effective.yaml"

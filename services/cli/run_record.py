@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,6 +69,19 @@ class RunRecord:
             url=data["url"],
             curl=data["curl"],
         )
+
+
+@contextmanager
+def sole_user(lock_file: Path) -> Iterator[bool]:
+    """Whether nobody else is in such a block of this file; the kernel lets go of it when its holder dies."""
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    with lock_file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 async def stop_run(path: Path, *, grace_s: float) -> list[str]:

@@ -24,7 +24,7 @@ from services.cli.processes import (
     model_processes,
     service_processes,
 )
-from services.cli.run_record import ProcessMark, RunRecord
+from services.cli.run_record import ProcessMark, RunRecord, sole_user
 from services.cli.supervisor import Supervised, start_all, stop_all
 from services.runtime.fleet_file import missing_keys, read_fleet_entry, to_fleet
 
@@ -68,12 +68,18 @@ class Up:
         missing = missing_keys(self._fleet, self._environment)
         if missing:
             raise UpError("\n".join(missing))
-        running = RunRecord.read(self._options.state.run_file)
-        if running is not None and running.up.process() is not None:
-            raise UpError(f"a fleet already runs from here at {running.url}; stop it with: chimera down")
-        check_free(self._options.host, self._options.port)
+        with sole_user(self._options.state.lock_file) as alone:
+            if not alone:
+                record = RunRecord.read(self._options.state.run_file)
+                where = f"at {record.url}" if record is not None else "and is starting"
+                raise UpError(f"a fleet already runs from here {where}; stop it with: chimera down")
+            check_free(self._options.host, self._options.port)
+            await self._run(stop)
+
+    async def _run(self, stop: asyncio.Event) -> None:
         self._write_fleet()
         try:
+            self._record(ready=False)  # from now on `down` finds it
             await self._start()
             self._record(ready=False)
             curl = curl_text(self._url())
@@ -141,7 +147,7 @@ class Up:
             for process in (*self._models, *self._services)
             if process.pid is not None
         ]
-        if self._broker.pid:
+        if self._broker.running and self._broker.pid:
             marks.append(ProcessMark.of("broker", self._broker.pid))
         up = ProcessMark.of("up", os.getpid())
         RunRecord(up, tuple(marks), ready, self._url(), curl_text(self._url())).write(

@@ -188,7 +188,7 @@ async def test_down_leaves_nothing_and_a_second_up_answers(up: UpFleet) -> None:
     stopped = await make("down", up.place)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     assert "killed" not in stopped.stdout
-    assert [process for process in processes if process.is_running()] == []
+    assert [process for process in processes if _runs(process)] == []
     assert [port for port in ports if _accepts(port)] == []
     assert not (up.place.state / "run.json").exists()
 
@@ -205,6 +205,14 @@ def _processes(record: RunRecord) -> list[psutil.Process]:
     for process in list(found.values()):
         found |= {child.pid: child for child in process.children(recursive=True)}
     return list(found.values())
+
+
+def _runs(process: psutil.Process) -> bool:
+    """False too for one that has ended and waits for somebody to read its exit code."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _listening(processes: list[psutil.Process]) -> set[int]:
@@ -240,7 +248,7 @@ async def test_a_killed_up_takes_everything_that_it_started_with_it(tmp_path: Pa
         process.wait()
 
     async def all_gone() -> bool | None:
-        return True if not any(one.is_running() for one in started) else None
+        return None if any(map(_runs, started)) else True
 
     await until(all_gone, "the end of what a killed up had started")
     assert (await make("down", place)).returncode == 0
