@@ -28,7 +28,7 @@ from services.adapters.kafka.consumers import (
 )
 from services.adapters.kafka.end_offsets import end_offsets
 from services.adapters.kafka.faults import LIBRARY_FAULTS, bus_error
-from services.adapters.kafka.stall import StallWatch
+from services.adapters.kafka.stall import StallCheck, StallWatch
 from services.adapters.kafka.traits import BrokerTraits
 from services.adapters.kafka.watchdog import Watchdog
 from services.ports import AssignmentListener, BusError, Commit, CommitRefused, InRecord
@@ -78,9 +78,12 @@ class KafkaGroupSource:
         self._joining_since_s = 0.0
         self._positions: dict[int, int] = {}
         self._watch = StallWatch(self._timings.stall_s)
+        self._check = StallCheck(
+            self._watch, ends=self._ends, position=self._furthest, forgetful=not traits.durable
+        )
         self._watchdog = Watchdog(
             f"consumer of {topic}",
-            every_s=self._timings.stall_s / 4,
+            every_s=self._timings.stall_s / 8,
             why_stalled=self._why_stalled,
             restart=self._restart,
         )
@@ -227,23 +230,17 @@ class KafkaGroupSource:
             waited_s = now_s - self._joining_since_s
             joining = self._joining_since_s > 0 and waited_s > 2 * self._timings.rebalance_s
             return f"no assignment for {waited_s:.0f} s" if joining else None
-        suspects = [p for p in self._watch.suspects(now_s) if p in self._positions]
-        if not suspects:
-            return None
-        try:
-            ends = await self._ends(suspects)
-        except BusError:
-            return None  # the broker is away, and that is no stall
-        behind = [p for p in suspects if await self._stands_off(p, ends[p])]
-        silent_s = self._timings.stall_s
-        return f"partitions {behind} have records, none came for {silent_s:g} s" if behind else None
+        return await self._check.why_stalled(now_s)
 
-    async def _stands_off(self, partition: int, end: int) -> bool:
+    async def _furthest(self, partition: int) -> int | None:
         known = self._positions.get(partition)
         if known is None or self._consumer is None:
-            return False
-        at = self._positions[partition] = await furthest(self._consumer, self._at(partition), known)
-        return at < end or (at > end and not self._place.traits.durable)
+            return None
+        at = await furthest(self._consumer, self._at(partition), known)
+        if partition not in self._positions:  # revoked while we asked
+            return None
+        self._positions[partition] = max(at, self._positions[partition])
+        return self._positions[partition]
 
     async def _ends(self, partitions: Collection[int]) -> dict[int, int]:
         return await end_offsets(

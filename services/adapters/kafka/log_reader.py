@@ -16,7 +16,7 @@ from aiokafka import TopicPartition
 from services.adapters.kafka.consumers import close_consumer, furthest, in_records, new_consumer
 from services.adapters.kafka.end_offsets import end_offsets
 from services.adapters.kafka.faults import LIBRARY_FAULTS, bus_error
-from services.adapters.kafka.stall import StallWatch
+from services.adapters.kafka.stall import StallCheck, StallWatch
 from services.adapters.kafka.traits import BrokerTraits
 from services.adapters.kafka.watchdog import Watchdog
 from services.ports import BusError, InRecord, StartAt
@@ -55,8 +55,11 @@ class KafkaLogReader:
         self._positions: dict[int, int] = {}
         self._behind: dict[int, int] = {}
         self._watch = StallWatch(stall_s)
+        self._check = StallCheck(
+            self._watch, ends=self._ends, position=self._furthest, forgetful=not traits.durable
+        )
         self._watchdog = Watchdog(
-            f"reader of {topic}", every_s=stall_s / 4, why_stalled=self._why_stalled, restart=self._restart
+            f"reader of {topic}", every_s=stall_s / 8, why_stalled=self._why_stalled, restart=self._restart
         )
 
     @property
@@ -193,18 +196,12 @@ class KafkaLogReader:
         await self._open(None)
 
     async def _why_stalled(self) -> str | None:
-        suspects = self._watch.suspects(asyncio.get_running_loop().time())
-        if not suspects or self._consumer is None:
-            return None
-        try:
-            ends = await self._ends(suspects)
-        except BusError:
-            return None  # the broker is away, and that is no stall
-        behind = [p for p in suspects if await self._stands_off(p, ends[p])]
-        return f"partitions {behind} have records, none came for {self._stall_s:g} s" if behind else None
+        return await self._check.why_stalled(asyncio.get_running_loop().time())
 
-    async def _stands_off(self, partition: int, end: int) -> bool:
+    async def _furthest(self, partition: int) -> int | None:
+        if self._consumer is None:
+            return None
         known = self._positions[partition]
         at = await furthest(self._consumer, TopicPartition(self._topic, partition), known)
-        self._positions[partition] = at
-        return at < end or (at > end and not self._traits.durable)
+        self._positions[partition] = max(at, self._positions[partition])
+        return self._positions[partition]

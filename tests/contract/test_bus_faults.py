@@ -1,0 +1,295 @@
+"""What the bus adapters make of brokers that die, hang and forget, and of clients that break (CASES Q7)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.kafka.node import KafkaNode
+from infra.local_broker import LocalBroker
+from infra.process import free_port
+from services.adapters.kafka.log_reader import KafkaLogReader
+from services.adapters.kafka.publisher import KafkaPublisher
+from services.adapters.kafka.traits import traits_of
+from services.ports import BusError, Commit, GroupSource, InRecord, OutRecord, StartAt
+from tests.broker_under_test import BrokerUnderTest
+from tests.contract.bus_parts import PATIENCE_S, Calls, KafkaParts, read, send_all, until, values
+
+
+@pytest.fixture
+async def parts(broker: BrokerUnderTest, fleet_prefix: str) -> AsyncIterator[KafkaParts]:
+    """Parts on a broker of the session, with a watchdog that loses patience after two seconds."""
+    parts = KafkaParts(fleet_prefix, broker, stall_s=2.0)
+    yield parts
+    await parts.stop()
+
+
+async def acknowledged(publisher: KafkaPublisher, record: OutRecord) -> None:
+    """Send until the broker acknowledges it, as whoever must not lose a record does."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await publisher.send(record, timeout_s=5)
+            except BusError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+async def committed(source: GroupSource, commits: dict[int, Commit]) -> None:
+    """Commit, over whatever rebalance the broker's return still causes; polling goes on."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await source.commit(commits)
+            except BusError:
+                await poll(source)
+            else:
+                return
+
+
+# Brokers that die or hang
+
+
+async def test_a_killed_broker_that_comes_back_loses_nothing_acknowledged(
+    kafka_possible: None, broker_dir: Path, fleet_prefix: str
+) -> None:
+    """Publisher, source and reader heal by themselves, and commits are where they were."""
+    async with KafkaNode.single(broker_dir) as node:
+        parts = KafkaParts(fleet_prefix, BrokerUnderTest.of("kafka", node))
+        topic = await parts.topic(2)
+        publisher = parts.new_publisher()
+        source, reader = parts.new_source(topic, parts.named("g")), parts.new_reader(topic, [0, 1])
+        for part in (publisher, source, reader):
+            parts.stop_later(part)
+        await publisher.start()
+        await reader.start(at=StartAt("end"))
+        calls = Calls()
+        await source.start(calls)
+        await send_all(publisher, values(topic, 0, 20))
+        assert len(await read(source, 20)) == 20
+        await source.commit({0: Commit(5, "map"), 1: Commit(0, "before")})
+        await node.kill()
+        sending = asyncio.create_task(acknowledged(publisher, OutRecord(topic, None, b"late", partition=1)))
+        await asyncio.sleep(0.5)
+        await node.start()
+        await sending
+        for record in values(topic, 0, 10, first=20):
+            await acknowledged(publisher, record)
+        seen: list[InRecord] = []
+        heard: list[InRecord] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len({r.value for r in seen if r.partition == 0}) < 30 or b"late" not in by_value(seen):
+                seen += await poll(reader)
+            while not {str(n).encode() for n in range(20, 30)} | {b"late"} <= by_value(heard):
+                heard += await poll(source)
+        await committed(source, {0: Commit(30, "after")})
+        await source.stop()
+        calls = Calls()
+        heir = await parts.source(topic, calls)
+        await until(lambda: bool(calls.owned), heir)
+        assert (calls.owned[0].offset, calls.owned[0].metadata) == (30, "after")
+        assert (calls.owned[1].offset, calls.owned[1].metadata) == (0, "before")
+        await parts.stop()
+
+
+def by_value(records: list[InRecord]) -> set[bytes | None]:
+    return {record.value for record in records}
+
+
+async def poll(part: Any) -> list[InRecord]:
+    """A poll as a service makes it: a fault is met by polling again."""
+    try:
+        records: list[InRecord] = await part.poll(timeout_ms=200, max_records=1000)
+    except BusError:
+        return []
+    return records
+
+
+async def test_a_frozen_broker_ends_a_send_by_its_time_out_and_works_again_later(
+    broker: BrokerUnderTest, parts: KafkaParts
+) -> None:
+    topic = await parts.topic(1)
+    publisher = await parts.publisher()
+    await publisher.send(OutRecord(topic, b"k", b"before"), timeout_s=30)
+    broker.launcher.freeze()
+    try:
+        with pytest.raises(BusError, match="not acknowledged"):
+            await publisher.send(OutRecord(topic, b"k", b"during"), timeout_s=0.3)
+        with pytest.raises(BusError, match="not acknowledged"):
+            await publisher.send(OutRecord(topic, b"k", b"during too"), timeout_s=0.3)
+    finally:
+        broker.launcher.thaw()
+    await publisher.send(OutRecord(topic, b"k", b"after"), timeout_s=30)
+    reader = parts.new_reader(topic, [0])
+    parts.stop_later(reader)
+    await reader.start(at=StartAt("beginning"))
+    seen: list[bytes | None] = []
+    while b"after" not in seen:
+        seen += [record.value for record in await read(reader, 1)]
+    assert seen[0] == b"before"
+
+
+async def test_a_publisher_started_without_a_broker_waits_for_it(tmp_path: Path, fleet_prefix: str) -> None:
+    port = free_port()
+    publisher = KafkaPublisher(f"127.0.0.1:{port}", traits_of("local"), client_id="early")
+    starting = asyncio.create_task(publisher.start())
+    await asyncio.sleep(0.3)
+    assert not starting.done()
+    async with LocalBroker(tmp_path, port=port) as broker:
+        async with asyncio.timeout(PATIENCE_S):
+            await starting
+        topic = await KafkaParts(fleet_prefix, BrokerUnderTest.of("local", broker)).topic(1)
+        await publisher.send(OutRecord(topic, b"k", b"v"), timeout_s=30)
+        await publisher.stop()
+
+
+async def test_starting_without_a_broker_ends_with_stop(fleet_prefix: str) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    publisher = KafkaPublisher(nobody, traits_of("local"), client_id="early")
+    reader = KafkaLogReader(
+        nobody, traits_of("local"), topic="t", partitions=[0], client_id="early", fetch_max_wait_ms=20
+    )
+    source = KafkaParts(
+        fleet_prefix, BrokerUnderTest("local", nobody, traits_of("local"), LocalBroker(Path()))
+    )
+    member = source.new_source("t", "g")
+    starts = [
+        asyncio.create_task(publisher.start()),
+        asyncio.create_task(reader.start(at=StartAt())),
+        asyncio.create_task(member.start(Calls())),
+    ]
+    await asyncio.sleep(0.3)
+    await asyncio.gather(publisher.stop(), reader.stop(), member.stop())
+    for fault in await asyncio.gather(*starts, return_exceptions=True):
+        assert isinstance(fault, BusError)
+
+
+# Publishers that break
+
+
+async def test_a_producer_out_of_sequence_is_replaced(kafka_node: KafkaNode, fleet_prefix: str) -> None:
+    """The broker refuses every later batch of such a producer: only a new one can go on."""
+    parts = KafkaParts(fleet_prefix, BrokerUnderTest.of("kafka", kafka_node))
+    topic = await parts.topic(1)
+    publisher = parts.new_publisher()
+    await publisher.start()
+    await publisher.send(OutRecord(topic, b"k", b"1"), timeout_s=30)
+    numbers = publisher._producer._txn_manager
+    for tp in list(numbers._sequence_numbers):
+        numbers.increment_sequence_number(tp, 100)
+    with pytest.raises(BusError, match="OutOfOrderSequence"):
+        await publisher.send(OutRecord(topic, b"k", b"2"), timeout_s=30)
+    await publisher.send(OutRecord(topic, b"k", b"3"), timeout_s=30)
+    await publisher.stop()
+    assert publisher.recreated == 1
+
+
+async def test_a_producer_whose_sender_died_is_replaced(parts: KafkaParts) -> None:
+    topic = await parts.topic(1)
+    publisher = parts.new_publisher()
+    parts.stop_later(publisher)
+    await publisher.start()
+    await publisher.send(OutRecord(topic, b"k", b"1"), timeout_s=30)
+    producer = publisher._producer
+    producer._message_accumulator.drain_by_nodes = None  # its next step raises, as a bug would
+    producer._message_accumulator._waiter_future.set_result(None)
+    await acknowledged(publisher, OutRecord(topic, b"k", b"2"))
+    assert publisher.recreated == 1
+
+
+async def test_a_fault_of_a_post_that_nobody_awaits_is_counted_and_troubles_nobody(parts: KafkaParts) -> None:
+    topic = await parts.topic(1)
+    publisher = parts.new_publisher()
+    parts.stop_later(publisher)
+    await publisher.start()
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    await publisher.post(OutRecord(topic, None, b"v", partition=9))
+    await publisher.post(OutRecord(topic, None, b"v" * 2_000_000, partition=0))
+    await publisher.post(OutRecord(topic, None, b"v", partition=0))
+    await publisher.stop()
+    await publisher.post(OutRecord(topic, None, b"v", partition=0))
+    await asyncio.sleep(0)
+    gc.collect()
+    assert publisher.post_faults == 3
+    assert complaints == []
+
+
+# Consumers that stop silently
+
+
+async def fall_silent(consumer: Any) -> None:
+    """The consumer fetches no more; its connections and its membership go on."""
+    fetcher = consumer._fetcher
+    tasks = {fetcher._fetch_task, *fetcher._pending_tasks}
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_a_source_that_stopped_silently_is_restarted(parts: KafkaParts) -> None:
+    topic = await parts.topic(1)
+    publisher = await parts.publisher()
+    source = parts.new_source(topic, parts.named("g"))
+    parts.stop_later(source)
+    calls = Calls()
+    await source.start(calls)
+    await send_all(publisher, values(topic, 0, 3))
+    await read(source, 3)
+    await source.commit({0: Commit(3)})
+    await fall_silent(source._consumer)
+    await send_all(publisher, values(topic, 0, 2, first=3))
+    assert [record.offset for record in await read(source, 2)] == [3, 4]
+    assert source.restarts == 1
+    assert [what for what, _ in calls.told] == ["assigned", "revoked", "assigned"]
+
+
+async def test_a_reader_that_stopped_silently_goes_on_where_it_was(parts: KafkaParts) -> None:
+    topic = await parts.topic(2)
+    publisher = await parts.publisher()
+    reader = parts.new_reader(topic, [0, 1])
+    parts.stop_later(reader)
+    await reader.start(at=StartAt("end"))
+    await send_all(publisher, values(topic, 0, 3))
+    await read(reader, 3)
+    await fall_silent(reader._consumer)
+    await send_all(publisher, values(topic, 0, 2, first=3) + values(topic, 1, 1))
+    records = await read(reader, 3)
+    assert sorted((r.partition, r.offset) for r in records) == [(0, 3), (0, 4), (1, 0)]
+    assert reader.restarts == 1
+
+
+async def test_a_source_that_is_idle_or_not_polled_is_left_alone(parts: KafkaParts) -> None:
+    topic = await parts.topic(2)
+    publisher = await parts.publisher()
+    source = parts.new_source(topic, parts.named("g"))
+    parts.stop_later(source)
+    await source.start(Calls())
+    await send_all(publisher, values(topic, 0, 3))
+    await read(source, 3)
+    loop = asyncio.get_running_loop()
+    idle_until = loop.time() + 3.5
+    while loop.time() < idle_until:
+        assert await source.poll(timeout_ms=200, max_records=10) == []
+    await send_all(publisher, values(topic, 0, 1, first=3))
+    await asyncio.sleep(3.5)  # back-pressure: there is lag, and nobody polls
+    assert source.restarts == 0
+    assert [record.offset for record in await read(source, 1)] == [3]
+
+
+async def test_a_member_whose_coordination_died_joins_again(parts: KafkaParts) -> None:
+    topic = await parts.topic(1)
+    source = parts.new_source(topic, parts.named("g"))
+    parts.stop_later(source)
+    calls = Calls()
+    await source.start(calls)
+    await until(lambda: bool(calls.owned), source)
+    source._consumer._coordinator._coordination_task.cancel()
+    await until(lambda: len(calls.told) == 3 and bool(calls.owned))
+    assert source.restarts == 1
