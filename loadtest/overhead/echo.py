@@ -16,7 +16,7 @@ import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from cyclopts import App
 
-from loadtest.overhead.http_load import GRACE_S, Sample
+from loadtest.overhead.http_load import GRACE_S, Sample, until
 from services.adapters.kafka.traits import BrokerKind, traits_of
 
 app = App()
@@ -89,8 +89,7 @@ async def _drive(
     samples: list[Sample] = []
     for index in range(int(rate * seconds)):
         due = begin + index / rate
-        if (wait := due - time.monotonic()) > 0:
-            await asyncio.sleep(wait)
+        await until(due)
         sample = Sample(at_s=due - begin)
         samples.append(sample)
         key = str(index).encode()

@@ -12,7 +12,7 @@ import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -58,11 +58,11 @@ class _Connection(asyncio.Protocol):
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows what create_connection gives
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's own does not inherit from it
 
     def send(self, raw: bytes, sample: Sample, due: float, *, stream: bool) -> asyncio.Future[None]:
-        assert self.transport is not None  # noqa: S101 - set before the connection is handed out
+        if self.transport is None:
+            raise ConnectionError("the connection closed before it was used")
         self._sample, self._due, self._stream, self._tail = sample, due, stream, b""
         self._parser = httptools.HttpResponseParser(self)
         self._ended = asyncio.get_running_loop().create_future()
@@ -105,6 +105,12 @@ class _Connection(asyncio.Protocol):
             self._ended.set_result(None)
 
 
+async def until(due: float) -> None:
+    """Returns at a monotonic time, never before it: uvloop's timers count whole milliseconds."""
+    while (wait := due - time.monotonic()) > 0:
+        await asyncio.sleep(wait)
+
+
 class HttpLoad:
     """Runs one load and keeps its samples."""
 
@@ -129,9 +135,7 @@ class HttpLoad:
         samples, running = [], []
         for index in range(count):
             due = begin + index / self._load.rate
-            wait = due - time.monotonic()
-            if wait > 0:
-                await asyncio.sleep(wait)
+            await until(due)
             sample = Sample(at_s=due - begin)
             samples.append(sample)
             running.append(asyncio.create_task(self._one(sample, due)))

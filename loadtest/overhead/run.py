@@ -29,6 +29,7 @@ Subject = Literal["direct", "floor", "path"]
 CHUNKS = 64
 START_S = 30.0
 PAUSE_S = 0.5
+WARM_UPS, WARM_UP_RATE, WARM_UP_S = 3, 100, 4.0
 FLEET = """
 version: 1
 prefix: bench.
@@ -103,9 +104,11 @@ class _Run:
         return self._report(checks)
 
     async def _warm_up(self) -> None:
-        for stream in (False, True):
-            for subject in ("direct", "path"):
-                await self._http(subject, 50, 2.0, stream=stream)
+        # The broker's JVM compiles what it runs: its first thousands of requests cost several times the later ones.
+        for _ in range(WARM_UPS):
+            for stream in (False, True):
+                await self._http("path", WARM_UP_RATE, WARM_UP_S, stream=stream)
+        await self._http("direct", WARM_UP_RATE, WARM_UP_S, stream=True)
 
     async def _direct_and_path(self, rate: int, *, stream: bool) -> None:
         options = self._options
