@@ -11,6 +11,7 @@ from services.core.fleet import Pool
 AUTO = "auto"
 _USUAL_OUTPUT_TOKENS = 256  # for comparing prices where the caller sets no limit
 _KIND_CAPABILITY: Mapping[TaskKind, str] = {"chat": "chat", "completion": "chat", "embedding": "embed"}
+_KIND_FEATURE: Mapping[TaskKind, str] = {"completion": "completions"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,11 @@ def lacks(pool: Pool, need: Need) -> str | None:
     wanted = need.capabilities
     if need.model == AUTO and need.kind in _KIND_CAPABILITY:
         wanted = (_KIND_CAPABILITY[need.kind], *wanted)
+    features = need.features
+    if need.model == AUTO and need.kind in _KIND_FEATURE:
+        features = features | {_KIND_FEATURE[need.kind]}
     missing = [f"capability {name}" for name in wanted if name not in offered]
-    missing += [f"feature {name}" for name in sorted(need.features) if name not in pool.features | offered]
+    missing += [f"feature {name}" for name in sorted(features) if name not in pool.features | offered]
     tokens = need.input_tokens + (need.output_tokens or 1)
     if need.model == AUTO and tokens > pool.context_tokens:
         missing.append(f"context for about {tokens} tokens (it has {pool.context_tokens})")

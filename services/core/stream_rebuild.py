@@ -71,13 +71,15 @@ class _SentChoice:
 
     def rest(self, path: str, value: Any) -> Any:
         """What of `value` has not been sent: the suffix of a string or list, the new parts of an object."""
-        sent = self.lengths.get(path, 0)
+        sent = self.lengths.get(path)
+        if sent is None:
+            return value
         if isinstance(value, (str, list)):
             return value[sent:] or None
         if isinstance(value, dict):
             rests = {name: self.rest(f"{path}.{name}", item) for name, item in value.items()}
             return {name: item for name, item in rests.items() if item is not None} or None
-        return None if sent else value
+        return None
 
 
 def remaining_events(answer: Json, sent: Sent) -> list[dict[str, Any]]:

@@ -134,9 +134,8 @@ class Dispatcher:
         now_ms = int(time.time() * 1000)
         closed = TaskClosed(task_id=call.task_id, reason=reason, by=self._instance, ended_ms=now_ms)
         cancel = CancelTask(task_id=call.task_id, deadline_ms=call.deadline_ms, reason=reason)
-        results = OutRecord(
-            self._names.results, key, encode(closed), message_headers(closed), call.result_partition
-        )
+        headers = message_headers(closed, request_id=call.record.request_id)
+        results = OutRecord(self._names.results, key, encode(closed), headers, call.result_partition)
         control = OutRecord(self._names.control, key, encode(cancel), message_headers(cancel))
         if await self._until_sent(results, call) and await self._until_sent(control, call):
             _log.info("closed", task_id=call.task_id, request_id=call.record.request_id, reason=reason)
