@@ -104,7 +104,7 @@ class _Run:
         return self._report(checks)
 
     async def _warm_up(self) -> None:
-        # The broker's JVM compiles what it runs: its first thousands of requests cost several times the later ones.
+        # The broker compiles as it runs: its first thousands of requests cost several times the later ones.
         for _ in range(WARM_UPS):
             for stream in (False, True):
                 await self._http("path", WARM_UP_RATE, WARM_UP_S, stream=stream)
