@@ -188,7 +188,7 @@ async def test_killed_between_transaction_and_commit_the_next_one_reads_again_to
         succeeded("v", "c1", keep_answer=True),
     )
     dying = DiesAfter(fleet.store())
-    fleet.start(dying)  # type: ignore[arg-type]  # it passes on what it does not have itself
+    fleet.start(dying)
     await asyncio.wait_for(dying.done.wait(), 10)
     before = {table.name: await fleet.rows(table) for table in tables.metadata.sorted_tables}
     await fleet.kill()
@@ -204,7 +204,7 @@ async def test_killed_between_transaction_and_commit_the_next_one_reads_again_to
 async def test_what_is_owed_to_the_bus_survives_a_kill_after_the_transaction(fleet: Fleet) -> None:
     await fleet.say(*(started("t", f"a{number}", redelivered=True) for number in range(5)))
     dying = DiesAfter(fleet.store())
-    fleet.start(dying)  # type: ignore[arg-type]  # as above
+    fleet.start(dying)
     await asyncio.wait_for(dying.done.wait(), 10)
     await fleet.kill()
     assert fleet.sent(NAMES.control) == []
@@ -251,7 +251,7 @@ async def test_a_sweep_that_died_before_its_mark_is_done_again_by_the_next_bookk
             await asyncio.Event().wait()
 
     dying = DiesBeforeMark(fleet.store())
-    fleet.start(dying)  # type: ignore[arg-type]  # as above
+    fleet.start(dying)
     await asyncio.wait_for(dying.done.wait(), 10)
     await fleet.kill()
     assert len(fleet.bus.records(LANE)) == 1

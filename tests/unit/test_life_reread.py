@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -31,7 +31,7 @@ def records(draw: st.DrawFn) -> Message:
     task = draw(tasks)
     attempt = f"{task}-{draw(attempts)}"
     redelivered, charged = draw(st.booleans()), draw(st.booleans())
-    makers = {
+    makers: dict[str, Callable[[], Message]] = {
         "started": lambda: started(task, attempt, redelivered=redelivered),
         "local": lambda: failed(task, attempt, "local", charged=charged),
         "parked": lambda: failed(task, attempt, "parked", due_ms=100),

@@ -122,6 +122,9 @@ def _postgres(url: URL, timeout_s: float, pool_size: int) -> AsyncEngine:
                 "lock_timeout": limit_ms,
                 "idle_in_transaction_session_timeout": str(int(timeout_s * 2000)),
                 "jit": "off",
+                # A plan made while the tables were empty would read them whole for ever after.
+                "plan_cache_mode": "force_custom_plan",
+                "random_page_cost": "1.1",
             },
         },
     )
