@@ -43,7 +43,7 @@ class _Stopping(Exception):  # noqa: N818 - an outcome: what is unfinished stays
 class Bookkeeper:
     """An AssignmentListener and the loop between polls. `run` returns after `stop` is set.
 
-    applied, transactions: counted since the start. database_up: whether the last transaction came through.
+    applied, transactions: counted since the start. database_up: whether it answered last.
     """
 
     def __init__(
@@ -162,8 +162,10 @@ class Bookkeeper:
 
     async def _sweep(self) -> None:
         try:
-            await self.sweep.turn()
+            if await self.sweep.turn():
+                self.database_up = True
         except StoreError as fault:
+            self.database_up = False
             log.warning("sweep not finished, the next one goes on", fault=str(fault))
 
     async def _apply_kept(self) -> None:

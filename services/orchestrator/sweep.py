@@ -74,14 +74,21 @@ class Sweep:
                 self._times[record.partition] = LogTime(record.timestamp_ms, now_s)
                 self._unknown.discard(record.partition)
 
-    async def turn(self) -> None:
-        """One step, if it is time for one. Raises StoreError; what it left undone the next sweep finds."""
+    async def turn(self) -> bool:
+        """One step, if it is time for one; whether the database was asked and answered.
+
+        Raises StoreError; what it left undone the next sweep finds.
+        """
         now_s = self._steady()
         if self._proof is not None:
             await self._go_on(self._proof, now_s)
-        elif now_s >= self._next_s:
-            self._next_s = now_s + self._knobs.sweep_every_s
-            await self._begin(now_s)
+            return False
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._knobs.sweep_every_s
+        await self._store.ping()  # readiness must not wait for records to find the database gone
+        await self._begin(now_s)
+        return True
 
     async def _begin(self, now_s: float) -> None:
         await self._place_silent_logs(now_s)

@@ -357,6 +357,18 @@ async def test_r9_a_frozen_postgres_holds_the_offsets_back_and_then_recovers() -
         assert set(await fleet.rows(tables.tasks)) == {"t", "u"}
 
 
+async def test_r9_a_database_that_is_gone_shows_without_any_record(fleet: Fleet, sqlite_path: Path) -> None:
+    bookkeeper = fleet.start()
+    await until(lambda: bookkeeper.joined)
+    await fleet.say(started("t", "a1"))
+    await until(lambda: fleet.lag() == 0)
+    async with aiosqlite.connect(sqlite_path, isolation_level=None) as blocker:
+        await blocker.execute("BEGIN EXCLUSIVE")
+        await until(lambda: not bookkeeper.database_up)
+        await blocker.execute("ROLLBACK")
+    await until(lambda: bookkeeper.database_up)
+
+
 async def test_stopping_while_the_database_is_away_leaves_the_offsets_and_the_rest_to_the_next(
     fleet: Fleet, sqlite_path: Path
 ) -> None:
