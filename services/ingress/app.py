@@ -37,6 +37,17 @@ def build_app(
 ) -> Edge:
     """`ready` names the parts that must be up and says of each whether it is."""
     app = _Api(title="Chimera", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.add_route("/v1/chat/completions", calls.chat, methods=["POST"])
+    app.add_route("/v1/completions", calls.completion, methods=["POST"])
+    _add_models(app, fleet)
+    _add_health(app, keys, metrics, ready)
+    app.add_exception_handler(ApiError, _known_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unknown_error)
+    return Edge(app, metrics)
+
+
+def _add_models(app: FastAPI, fleet: Fleet) -> None:
     models = _model_list(fleet)
 
     async def list_models(_: Request) -> Response:
@@ -48,6 +59,11 @@ def build_app(
             raise unknown_model(name)
         return JSONResponse(models[name])
 
+    app.add_route("/v1/models", list_models, methods=["GET"])
+    app.add_route("/v1/models/{model:path}", one_model, methods=["GET"])
+
+
+def _add_health(app: FastAPI, keys: IdempotencyStore, metrics: IngressMetrics, ready: Ready) -> None:
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -56,24 +72,15 @@ def build_app(
         good = all(parts.values())
         shown = {name: "up" if up else "down" for name, up in parts.items()}
         status = "ok" if good else "unavailable"
-        return JSONResponse(
-            {"status": status, **shown, "database": await _database(keys)}, 200 if good else 503
-        )
+        body = {"status": status, **shown, "database": await _database(keys)}
+        return JSONResponse(body, 200 if good else 503)
 
     async def metrics_text(_: Request) -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    app.add_route("/v1/chat/completions", calls.chat, methods=["POST"])
-    app.add_route("/v1/completions", calls.completion, methods=["POST"])
-    app.add_route("/v1/models", list_models, methods=["GET"])
-    app.add_route("/v1/models/{model:path}", one_model, methods=["GET"])
     app.add_route("/healthz", healthz, methods=["GET"])
     app.add_route("/readyz", readyz, methods=["GET"])
     app.add_route("/metrics", metrics_text, methods=["GET"])
-    app.add_exception_handler(ApiError, _known_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unknown_error)
-    return Edge(app, metrics)
 
 
 async def _database(keys: IdempotencyStore) -> str:

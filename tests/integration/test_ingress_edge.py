@@ -12,7 +12,8 @@ import structlog
 
 from schemas.payload import REQUEST_LIMIT_BYTES
 from services.ingress.settings import IngressSettings
-from tests.ingress_bench import Bench, answer_of, ask, delta, ingress_bench
+from tests.chat_bodies import answer_of, ask, delta
+from tests.ingress_bench import Bench, ingress_bench
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

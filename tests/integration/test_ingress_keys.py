@@ -16,18 +16,8 @@ from services.adapters.database.engine import Database
 from services.adapters.database.idempotency import SqlIdempotencyStore
 from services.core.placement import stable_partition
 from services.ports import KeyRow
-from tests.ingress_bench import (
-    FLEET,
-    Bench,
-    LaneTask,
-    answer_of,
-    ask,
-    events_of,
-    eventually_true,
-    ingress_bench,
-    joined_text,
-    new_bus,
-)
+from tests.chat_bodies import answer_of, ask, events_of, joined_text
+from tests.ingress_bench import FLEET, Bench, LaneTask, eventually_true, ingress_bench, new_bus
 
 KEY = {"idempotency-key": "order-1"}
 

@@ -17,7 +17,8 @@ from schemas.messages import Failure
 from schemas.payload import INLINE_LIMIT_BYTES
 from services.adapters.blobs import DirectoryBlobStore
 from services.ingress.service import instance_partition
-from tests.ingress_bench import FLEET, LONGEST_S, Bench, answer_of, ask, ingress_bench, new_bus
+from tests.chat_bodies import answer_of, ask
+from tests.ingress_bench import FLEET, LONGEST_S, Bench, ingress_bench, new_bus
 
 
 async def test_a_chat_comes_back_with_the_model_that_answered(tmp_path: Path) -> None:
