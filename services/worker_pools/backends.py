@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from services.ports import RandomUnit
 
 
@@ -15,14 +12,14 @@ class Backends:
         self._in_flight = dict.fromkeys(base_urls or ("",), 0)
         self._uniform = uniform
 
-    @contextmanager
-    def chosen(self, failed_at: str | None) -> Iterator[str]:
+    def take(self, failed_at: str | None) -> str:
+        """The base URL to call; give it back."""
         base_url = self._least_loaded(failed_at)
         self._in_flight[base_url] += 1
-        try:
-            yield base_url
-        finally:
-            self._in_flight[base_url] -= 1
+        return base_url
+
+    def give_back(self, base_url: str) -> None:
+        self._in_flight[base_url] -= 1
 
     def _least_loaded(self, failed_at: str | None) -> str:
         loads = self._in_flight

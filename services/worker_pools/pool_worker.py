@@ -8,7 +8,7 @@ its end means is being acknowledged), let go of.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import structlog
@@ -39,10 +39,10 @@ from services.worker_pools.slots import Slots
 from services.worker_pools.starts import Starts
 from services.worker_pools.tries import Tries
 from services.worker_pools.try_watch import Verdict
+from services.worker_pools.waits import event_set, first_of, until
 from services.worker_pools.worker_metrics import WorkerMetrics
 
 log = structlog.get_logger(__name__)
-_LOOK_S = 0.02
 
 
 class PoolWorker:
@@ -112,7 +112,8 @@ class PoolWorker:
 
     def alive(self) -> bool:
         """Whether the loops turn: progress, not a pulse."""
-        oldest_s = min([self.turned_s, *(lane.turned_s for lane in self._lanes.values())])
+        joined = [lane.turned_s for lane in self._lanes.values() if lane.joined]
+        oldest_s = min([self.turned_s, *joined])
         return self._stop.is_set() or self._clock.now_s() - oldest_s < self._knobs.stalled_s
 
     def backend_answered(self) -> bool:
@@ -127,25 +128,28 @@ class PoolWorker:
 
     async def run(self) -> None:
         """Serves until `stop`; a fault in a loop of its own ends it with that fault."""
-        await self._control.start()
-        loops = [asyncio.create_task(self._control.read_forever()), asyncio.create_task(self._pump.run())]
-        stopping = asyncio.create_task(self._stop.wait())
+        loops = [
+            asyncio.create_task(loop)
+            for loop in (self._read_control(), self._pump.run(), self._tick_forever())
+        ]
+        stopping = asyncio.create_task(event_set(self._stop))
         try:
-            caught_up = asyncio.create_task(self._control.caught_up.wait())
-            await asyncio.wait({caught_up, stopping, *loops}, return_when=asyncio.FIRST_COMPLETED)
+            caught_up = asyncio.create_task(event_set(self._control.caught_up))
+            await first_of(caught_up, stopping, *loops)
             caught_up.cancel()
-            self._slots.open()
-            joining = [asyncio.create_task(self._serve_lane(lane)) for lane in self._lanes.values()]
-            loops += [*joining, asyncio.create_task(self._tick_forever())]
-            loops.append(asyncio.create_task(self._hand_over.renew_forever()))
-            await asyncio.wait({stopping, *loops}, return_when=asyncio.FIRST_COMPLETED)
-            for loop in loops:
-                if loop.done() and not loop.cancelled():
-                    loop.result()
+            if not self._stop.is_set():
+                self._slots.open()
+                loops += [asyncio.create_task(self._serve_lane(lane)) for lane in self._lanes.values()]
+                loops.append(asyncio.create_task(self._hand_over.renew_forever()))
+                await first_of(stopping, *loops)
             await self._drain()
         finally:
             stopping.cancel()
             await self._end(loops)
+
+    async def _read_control(self) -> None:
+        await self._control.start()
+        await self._control.read_forever()
 
     async def _serve_lane(self, lane: Lane) -> None:
         await lane.start()
@@ -269,19 +273,13 @@ class PoolWorker:
         log.info("draining", held=len(self._desk), in_flight=self._slots.in_flight)
         for held in retries:
             self._slots.spawn(self._left(held))
-        await self._until(lambda: not self._slots.in_flight, self._knobs.drain_s)
+        await until(lambda: not self._slots.in_flight, self._knobs.drain_s)
         for held in self._desk.all():
             if held.phase is Phase.TRYING and held.watch is not None:
                 held.watch.stop(Verdict("drain", FailureKind.INTERNAL))
-        await self._until(lambda: not self._slots.work, self._knobs.settle_s)
-        await self._until(lambda: not self._pump.waiting, self._knobs.ack_timeout_s)
+        await until(lambda: not (self._slots.work or self._reports.unsent), self._knobs.settle_s)
+        await until(lambda: not self._pump.waiting, self._knobs.ack_timeout_s)
         log.info("drained", left=len(self._desk))
 
     async def _left(self, held: Held) -> None:
         await self._hand_over.leave(held, self._knobs.ack_timeout_s)
-
-    async def _until(self, over: Callable[[], bool], within_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + within_s
-        while not over() and loop.time() < until_s:
-            await asyncio.sleep(_LOOK_S)

@@ -23,6 +23,7 @@ from services.worker_pools.try_watch import TryWatch, Verdict
 log = structlog.get_logger(__name__)
 
 After = Coroutine[Any, Any, None]
+_OURS = Failure(kind=FailureKind.INTERNAL, message="the worker failed")
 _NEVER_ANSWERED = frozenset({FailureKind.UNREACHABLE, FailureKind.RESET, FailureKind.FIRST_TOKEN_TIMEOUT})
 
 
@@ -63,6 +64,10 @@ class Serving:
             ready = await self._starts.prepare(held)
         except asyncio.CancelledError:
             return self._stopped_unstarted(held, watch.caught())
+        except Exception:
+            watch.finish()
+            log.exception("a task could not be prepared", task_id=held.task_id)
+            return self._endings.untried(held, _OURS)
         if isinstance(ready, Refused):
             watch.finish()
             return self._endings.untried(held, ready.failure, dead_reason=ready.dead)
@@ -91,9 +96,9 @@ class Serving:
                     self._reports.deliver(self._reports.started(held, run, redelivered=False))
                 )
 
-        with self._spans.of(held, task, run) as span:
-            end = await self._tries.run(held, ready, run, watch, announce, span.headers)
-            span.end(end.failure, end.usage)
+        span = self._spans.begun(held, task, run)
+        end = await self._tries.run(held, ready, run, watch, announce, span.headers)
+        span.end(end.failure, end.usage)
         self._note(held, task, end)
         return self._endings.settle(held, task.kind, task.keep_answer, end)
 

@@ -36,7 +36,7 @@ class WorkerKnobs:
     unsettled: int = 4_096  # ended tries whose record is not acknowledged; beyond, nothing new starts
     max_record_bytes: int = 512 * 1024  # of a lane record: more would not fit a parked envelope
     longest_deadline_s: float = 7 * 86_400.0
-    stalled_s: float = 30.0  # a loop that did not turn for that long is dead
+    stalled_s: float = 90.0  # a loop that did not turn for that long is dead; a rebalance may take 30
 
     def scaled(self, factor: float) -> WorkerKnobs:
         """All waiting times by `factor`; counts, acknowledgement time-outs and the longest deadline stay."""

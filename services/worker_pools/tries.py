@@ -93,16 +93,18 @@ class Tries:
         stream = AnswerStream(task, body, pool.model, run.started_ms // 1000, sender)
         sent = backend_body(body, pool.backend_model or pool.model, streaming=streaming)
         attempt = _Attempt(stream, guards, watch, announce, announced=sender is None)
-        with self._backends.chosen(held.failed_at) as base_url:
-            call = ModelCall(base_url, PATHS[task.kind], sent, run.attempt, streaming, pool.timeouts, headers)
-            watch.guard(guards.due)
-            timer = loop.call_later(self._knobs.announce_s, announce)
-            try:
-                failure = await attempt.follow(self._client, call, embedding=task.kind == "embedding")
-            finally:
-                watch.finish()
-                timer.cancel()
-            held.failed_at = base_url if failure is not None else None
+        base_url = self._backends.take(held.failed_at)
+        path = PATHS[task.kind]
+        call = ModelCall(base_url, path, sent, run.attempt, streaming, pool.timeouts, headers)
+        watch.guard(guards.due)
+        timer = loop.call_later(self._knobs.announce_s, announce)
+        try:
+            failure = await attempt.follow(self._client, call, embedding=task.kind == "embedding")
+        finally:
+            watch.finish()
+            timer.cancel()
+            self._backends.give_back(base_url)
+        held.failed_at = base_url if failure is not None else None
         return self._end(held, run, attempt, failure, len(sent))
 
     def _sender(self, held: Held, task: RunTask, run: Try) -> ChunkSender | None:

@@ -5,8 +5,7 @@ Without an SDK, or for a trace that is not sampled, nothing is built; the caller
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
@@ -19,7 +18,7 @@ _CARRIER = TraceContextTextMapPropagator()
 
 
 class TrySpan:
-    """`headers`: what carries the trace to the backend."""
+    """`headers`: what carries the trace to the backend. `end` it on every path."""
 
     __slots__ = ("_spans", "headers")
 
@@ -28,13 +27,14 @@ class TrySpan:
         self._spans = spans
 
     def end(self, failure: Failure | None, usage: Usage) -> None:
-        for span in self._spans:
+        for span in reversed(self._spans):
             if span.is_recording():
                 span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
                 span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
                 if failure is not None:
                     span.set_attribute("error.type", failure.kind.value)
                     span.set_status(Status(StatusCode.ERROR))
+            span.end()
 
 
 class TrySpans:
@@ -42,13 +42,11 @@ class TrySpans:
         self._on = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
         self._tracer = trace.get_tracer("chimera.worker")
 
-    @contextmanager
-    def of(self, held: Held, task: RunTask, run: Try) -> Iterator[TrySpan]:
+    def begun(self, held: Held, task: RunTask, run: Try) -> TrySpan:
         traceparent = held.headers.traceparent
         carried = {} if traceparent is None else {"traceparent": traceparent}
         if not self._on:
-            yield TrySpan(carried)
-            return
+            return TrySpan(carried)
         parent = self._tracer.start_span(
             f"process {held.lane}", _CARRIER.extract(carried), kind=SpanKind.CONSUMER
         )
@@ -59,11 +57,7 @@ class TrySpans:
             _describe(parent, call, held, task, run)
         carried = {}
         _CARRIER.inject(carried, trace.set_span_in_context(call))
-        try:
-            yield TrySpan(carried, (parent, call))
-        finally:
-            call.end()
-            parent.end()
+        return TrySpan(carried, (parent, call))
 
 
 def _describe(parent: Span, call: Span, held: Held, task: RunTask, run: Try) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from loadtest.model_server.attempts import AttemptRecord
 from loadtest.model_server.process import ModelServerProcess
@@ -27,7 +28,7 @@ from tests.integration.worker_rig import (
 )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[ModelServerProcess]:
     async with ModelServerProcess(chunks=8) as running:
         yield running
@@ -74,8 +75,7 @@ async def test_a_streamed_answer_is_announced_and_equals_the_whole_one(rig: Work
     )
     end = await rig.end(task_id)
     assert isinstance(end, TaskSucceeded)
-    await until(lambda: len(rig.chunks(task_id)) == end.chunks)
-    events = rig.events(task_id)
+    events = await rig.events(task_id)
     assert streamed_text(events) == told == text_of(await rig.answer(task_id))
     assert {event["id"] for event in events} == {f"chatcmpl-{task_id}"}
     assert {event["model"] for event in events} == {"fast-1"}
@@ -90,8 +90,8 @@ async def test_a_streamed_answer_is_announced_and_equals_the_whole_one(rig: Work
 async def test_usage_is_not_in_a_stream_that_did_not_ask_for_it(rig: WorkerRig) -> None:
     task_id = await rig.submit(chat(stream=True), stream=True)
     await rig.end(task_id)
-    assert all("usage" not in event for event in rig.events(task_id))
-    assert all(event["choices"] for event in rig.events(task_id))
+    assert all("usage" not in event for event in await rig.events(task_id))
+    assert all(event["choices"] for event in await rig.events(task_id))
 
 
 async def test_completions_and_embeddings_have_their_own_shapes(rig: WorkerRig) -> None:
@@ -123,7 +123,7 @@ async def test_s1_a_break_before_content_falls_over_unseen(rig: WorkerRig) -> No
         (failed,) = rig.of(AttemptFailed, task_id)
         assert failed.failure.kind is FailureKind.RESET, name
         assert failed.next == "local"
-        assert streamed_text(rig.events(task_id)) == "all is well", name
+        assert streamed_text(await rig.events(task_id)) == "all is well", name
         attempts = {chunk.attempt for chunk in rig.chunks(task_id)}
         assert len(attempts) == 1, name
         assert failed.run.attempt not in attempts
@@ -138,7 +138,7 @@ async def test_s2_a_break_after_content_ends_a_stream_and_retries_what_nobody_sa
     assert isinstance(end, TaskFailed)
     assert end.failure.kind is FailureKind.INTERRUPTED
     assert end.answer is not None
-    assert text_of(end.answer.inline) == streamed_text(rig.events(streamed)) != ""
+    assert text_of(end.answer.inline) == streamed_text(await rig.events(streamed)) != ""
     assert end.usage is not None
     assert end.usage.output_tokens > 0
     whole = await rig.submit(tries(f"w {broken}", broken, {"text": "whole again"}))
@@ -202,7 +202,7 @@ async def test_s5_a_queued_task_is_pruned_and_one_attempt_can_be_meant(
 ) -> None:
     busy = [await rig.submit(scripted(hang_after_chunks=1)) for _ in range(POOL.slots)]
     await until(lambda: len(rig.of(AttemptStarted)) == POOL.slots)
-    queued = await rig.submit(chat("never"))
+    queued = await rig.submit(chat("never", x_marker="never"))
     await rig.cancel(queued)
     await rig.cancel(busy[0], attempt="another one")
     await rig.cancel(busy[1], attempt=rig.of(AttemptStarted, busy[1])[0].run.attempt)
@@ -212,8 +212,7 @@ async def test_s5_a_queued_task_is_pruned_and_one_attempt_can_be_meant(
     for task_id in busy:
         await rig.cancel(task_id)
     await rig.commits_reach(POOL.slots + 1)
-    assert len(await until(lambda: [r for r in server.log() if r.outcome == "disconnected"])) > 0
-    assert all(record.marker is None for record in server.log())
+    assert all(record.marker != "never" for record in server.log())
 
 
 async def test_s6_characters_split_over_reads_stay_whole(rig: WorkerRig) -> None:
@@ -223,7 +222,7 @@ async def test_s6_characters_split_over_reads_stay_whole(rig: WorkerRig) -> None
             scripted(text=text, split_bytes=1, **framing) | {"stream": True}, stream=True
         )
         assert text_of(await rig.answer(task_id)) == text
-        assert streamed_text(rig.events(task_id)) == text
+        assert streamed_text(await rig.events(task_id)) == text
 
 
 async def test_s7_parallel_tool_calls_are_rebuilt(rig: WorkerRig) -> None:
@@ -255,7 +254,7 @@ async def test_s8_usage_is_counted_once_and_estimated_only_where_absent(rig: Wor
         else:
             assert end.usage.output_tokens > 0
         if streamed:
-            told = [event["usage"] for event in rig.events(task_id) if event.get("usage") is not None]
+            told = [event["usage"] for event in await rig.events(task_id) if event.get("usage") is not None]
             assert len(told) == 1
             assert told[0]["completion_tokens"] == end.usage.output_tokens
             assert bool(told[0].get("estimated")) is (where == "none")
@@ -264,4 +263,4 @@ async def test_s8_usage_is_counted_once_and_estimated_only_where_absent(rig: Wor
 async def test_an_answer_that_is_not_streamed_although_it_was_asked_for(rig: WorkerRig) -> None:
     task_id = await rig.submit(scripted(json_not_sse=True, text="at once") | {"stream": True}, stream=True)
     assert text_of(await rig.answer(task_id)) == "at once"
-    assert streamed_text(rig.events(task_id)) == "at once"
+    assert streamed_text(await rig.events(task_id)) == "at once"

@@ -244,7 +244,10 @@ class WorkerRig:
         found = [decode(to_text(record.headers), record.value) for record in self.bus.records(NAMES.replies)]
         return [m for m in found if isinstance(m, ReplyChunk) and m.task_id == task_id]
 
-    def events(self, task_id: str) -> list[dict[str, Any]]:
+    async def events(self, task_id: str) -> list[dict[str, Any]]:
+        """What was streamed of a task that ended: all chunks that its end says there are."""
+        end = await self.end(task_id)
+        await until(lambda: len(self.chunks(task_id)) == end.chunks)
         return [event for chunk in self.chunks(task_id) for event in chunk.events]
 
     def dead(self) -> list[InRecord]:

@@ -46,7 +46,8 @@ _SILENCE = (aiohttp.SocketTimeoutError, httpx.ReadTimeout, asyncio.TimeoutError)
 
 def translated(error: BaseException, *, answered: bool, content: bool) -> BackendFault:
     """The fault that a library error means. `answered`: a head came; `content`: events came."""
-    kind = _kind(error.__cause__ or error, answered=answered, content=content)
+    cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
+    kind = _kind(cause, answered=answered, content=content)
     return BackendFault(kind, _WORDS[kind])
 
 

@@ -1,0 +1,74 @@
+"""What goes to a backend and what comes back to a client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from services.core import usage
+from services.core.rewrite import EventRewriter, as_chunk, backend_body, wants_usage
+
+
+def test_all_fields_but_the_model_and_the_stream_are_the_clients_own() -> None:
+    body = {"model": "auto", "messages": [{"role": "user", "content": "ü"}], "x_unknown": {"a": [1]}, "n": 2}
+    sent = orjson.loads(backend_body(body, "real", streaming=True))
+    assert sent == body | {"model": "real", "stream": True, "stream_options": {"include_usage": True}}
+    options = {"stream": False, "stream_options": {"include_usage": False, "x": 1}}
+    assert orjson.loads(backend_body(body | options, "real", streaming=True))["stream_options"] == {
+        "include_usage": True,
+        "x": 1,
+    }
+    assert orjson.loads(backend_body(body | options, "real", streaming=False)) == body | {"model": "real"}
+    assert body["model"] == "auto"
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, "yes", {"include_usage": "true"}])
+def test_usage_is_only_for_who_asked(options: Any) -> None:
+    assert not wants_usage({"stream_options": options})
+
+
+def test_usage_leaves_the_stream_and_is_said_once() -> None:
+    silent = EventRewriter("chat", "t", "m", 5, usage_asked=False)
+    asked = EventRewriter("chat", "t", "m", 5, usage_asked=True)
+    told = {"prompt_tokens": 1}
+    assert silent.event({"choices": [], "usage": told}) is None
+    assert silent.event({"choices": [{"index": 0}], "usage": told, "created": 7}) == {
+        "choices": [{"index": 0}],
+        "id": "chatcmpl-t",
+        "object": "chat.completion.chunk",
+        "model": "m",
+        "created": 7,
+    }
+    event = asked.event({"choices": [{"index": 0}], "usage": told})
+    assert event is not None
+    assert event["usage"] is None
+    assert asked.usage_event(told)["usage"] == told
+    assert asked.usage_event(told)["created"] == 5
+
+
+def test_a_whole_answer_becomes_a_chunk_with_indexed_calls() -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}, {"id": "b"}]}
+    chunk = as_chunk({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
+    delta = chunk["choices"][0]["delta"]
+    assert [call["index"] for call in delta["tool_calls"]] == [0, 1]
+    assert "message" not in chunk["choices"][0]
+    assert as_chunk({"choices": "odd"}) == {"choices": "odd"}
+
+
+def test_counts_that_are_there_stand_and_only_missing_ones_are_estimated() -> None:
+    whole = usage.counted(
+        {"prompt_tokens": 0, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 3}},
+        prompt_bytes=400,
+        output_tokens=9,
+    )
+    assert (whole.input_tokens, whole.output_tokens, whole.cached_tokens, whole.estimated) == (0, 0, 3, False)
+    half = usage.counted({"prompt_tokens": 12}, prompt_bytes=400, output_tokens=9)
+    assert (half.input_tokens, half.output_tokens, half.estimated) == (12, 9, True)
+    none = usage.counted(None, prompt_bytes=401, output_tokens=9)
+    assert (none.input_tokens, none.estimated) == (101, True)
+    assert usage.shown(None, none)["estimated"] is True
+    assert usage.shown({"prompt_tokens": 0, "completion_tokens": 0, "extra": 1}, whole)["extra"] == 1
+    embedded = usage.counted({"prompt_tokens": 4, "total_tokens": 4}, prompt_bytes=1, output_tokens=0)
+    assert (embedded.output_tokens, embedded.estimated) == (0, False)
