@@ -100,7 +100,13 @@ async def running(ingress: Ingress, *, host: str, port: int, drain_s: float) -> 
     reading = asyncio.create_task(ingress.run())
     try:
         graceful_s = int(drain_s) + _UVICORN_SPARE_S
-        options = {"http": "httptools", "timeout_graceful_shutdown": graceful_s, "timeout_keep_alive": 60}
+        options = {
+            "http": "httptools",
+            "timeout_graceful_shutdown": graceful_s,
+            "timeout_keep_alive": 60,
+            "proxy_headers": False,  # nothing here reads the client's address
+            "server_header": False,
+        }
         async with serving(ingress.app, host=host, port=port, **options) as actual_port:
             yield RunningIngress(actual_port, reading)
             ingress.drain()

@@ -128,6 +128,19 @@ async def test_r2_the_backends_retry_after_is_passed_on(tmp_path: Path) -> None:
     assert caught.value.response.headers["retry-after"] == "7"
 
 
+@pytest.mark.parametrize("kind", [FailureKind.SERVER_ERROR, FailureKind.DEADLINE])
+async def test_r1_the_clients_library_does_not_repeat_what_the_worker_has(
+    tmp_path: Path, kind: FailureKind
+) -> None:
+    async with ingress_bench(tmp_path) as bench, bench.openai(max_retries=2) as client:
+        call = asyncio.ensure_future(client.chat.completions.create(**ask()))
+        task = await bench.next_task()
+        await bench.fail(task, Failure(kind=kind, message="tried three times"))
+        with pytest.raises(openai.InternalServerError):
+            await call
+        assert len(bench.bus.records(task.topic)) == 1
+
+
 async def test_a_refusal_of_our_own_key_shows_nothing_of_the_backend(tmp_path: Path) -> None:
     failure = Failure(
         kind=FailureKind.KEY_REFUSED, message="Incorrect API key: sk-abc", code="sk-abc", param="p"

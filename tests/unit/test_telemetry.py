@@ -8,8 +8,12 @@ import sys
 
 import orjson
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services.adapters.telemetry import REDACTED, Redactor, secrets_of, setup_tracing
+from services.ingress.tracing import RequestSpan
 
 PROGRAM = """
 import logging, structlog
@@ -63,3 +67,22 @@ def test_without_an_exporter_nothing_is_set_up(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(name, raising=False)
     setup_tracing("test")()
     assert not logging.getLogger("opentelemetry").handlers
+
+
+def test_a_request_and_its_send_are_one_trace_with_the_callers() -> None:
+    exported = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    request = RequestSpan(provider.get_tracer("test"), "POST", "/v1/x", headers)
+    span, traceparent = request.publishing("lane")
+    span.end()
+    request.end(200, {"chimera.task_id": "t", "chimera.attempt": None})
+    sent, served = exported.get_finished_spans()
+    assert sent.context is not None
+    assert served.context is not None
+    assert sent.parent == served.context
+    assert traceparent == f"00-{trace_id}-{sent.context.span_id:016x}-01"
+    assert served.attributes == {"http.response.status_code": 200, "chimera.task_id": "t"}
+    provider.shutdown()
