@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from loadtest.kills.evidence import TERMINAL, Evidence, gather
-from schemas.topics import PRIORITIES, TopicNames
+from schemas.topics import PRIORITIES, TopicNames, fleet_topics
 from tests.e2e.staged import Scripted, until
 
 WORKER = "worker-scripted"
@@ -111,18 +111,23 @@ def pid_of(fleet: Scripted, name: str) -> int:
 
 @asynccontextmanager
 async def unwritable_results(fleet: Scripted) -> AsyncIterator[None]:
-    """The broker refuses every record for `results` (too few replicas in sync) and takes commits as ever."""
-    topic = TopicNames(fleet.stage.fleet.prefix).results
-    await _set_config(fleet, topic, "min.insync.replicas", "2")
+    """The broker refuses every record for `results` (too large) and takes commits as ever."""
+    names, stage = TopicNames(fleet.stage.fleet.prefix), fleet.stage
+    topics = fleet_topics(names, [pool.name for pool in stage.fleet.pools], stage.fleet.partitions)
+    results = next(topic for topic in topics if topic.name == names.results)
+    await _configure(fleet, results.name, {**results.config, "max.message.bytes": "1"})
     try:
         yield
     finally:
-        await _set_config(fleet, topic, "min.insync.replicas", "1")
+        await _configure(fleet, results.name, results.config)
 
 
-async def _set_config(fleet: Scripted, topic: str, name: str, value: str) -> None:
+async def _configure(fleet: Scripted, topic: str, config: Mapping[str, str]) -> None:
+    """Sets all of a topic's config: what is left out falls back to the broker's defaults."""
     async with _admin(fleet) as admin:
-        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs={name: value})])
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=dict(config))
+        (response,) = await admin.alter_configs([resource])
+        assert [code for code, *_ in response.resources] == [0]
 
 
 async def committed(fleet: Scripted) -> int:
