@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -61,8 +61,13 @@ class Fleet:
     ) -> None:
         await self.publisher.send(OutRecord(NAMES.results, key, value, headers, partition), timeout_s=1)
 
-    def start(self, store: BookkeeperStore | None = None, knobs: BookkeeperKnobs = KNOBS) -> Bookkeeper:
-        source = FakeGroupSource(self.bus, topic=NAMES.results, group=NAMES.bookkeeper_group)
+    def start(
+        self,
+        store: BookkeeperStore | None = None,
+        knobs: BookkeeperKnobs = KNOBS,
+        reads_with: type[FakeGroupSource] = FakeGroupSource,
+    ) -> Bookkeeper:
+        source = reads_with(self.bus, topic=NAMES.results, group=NAMES.bookkeeper_group)
         bookkeeper = Bookkeeper(
             source,
             self.publisher,
@@ -295,6 +300,37 @@ async def test_nothing_is_swept_before_all_that_was_there_has_been_read(fleet: F
     await fleet.say(parked("t", "a1", renewal=True, due_ms=STAMP_MS + 10**6))
     fleet.start(knobs=slow)
     await until(lambda: fleet.lag() == 0, within_s=30)
+    await asyncio.sleep(5 * KNOBS.sweep_every_s)
+    assert fleet.bus.records(LANE) == []
+
+
+class FallsSilent(FakeGroupSource):
+    """Stops bringing records after the first poll that brought some, without a word."""
+
+    silent = False
+
+    async def poll(
+        self, *, timeout_ms: int, max_records: int, partitions: Collection[int] | None = None
+    ) -> list[InRecord]:
+        if self.silent:
+            await asyncio.sleep(timeout_ms / 1000)
+            return []
+        records = await super().poll(timeout_ms=timeout_ms, max_records=max_records, partitions=partitions)
+        self.silent = bool(records)
+        return records
+
+
+async def test_a_reader_that_stopped_silently_sweeps_nothing(fleet: Fleet) -> None:
+    await fleet.say(parked("t", "a1", due_ms=STAMP_MS + 30_000))
+    fleet.start(knobs=replace(KNOBS, proof_timeout_s=0.05), reads_with=FallsSilent)
+    await until(lambda: fleet.lag() == 0)
+    await fleet.say(parked("t", "a1", renewal=True, due_ms=STAMP_MS + 10**6))  # never read here
+    fleet.steady_s[0] += 60
+    await until(lambda: sum(one.key == b"sweep" for one in fleet.bus.records(NAMES.results)) >= 3)
+    assert fleet.bus.records(LANE) == []
+    await fleet.kill()
+    fleet.start()
+    await until(lambda: fleet.lag() == 0)
     await asyncio.sleep(5 * KNOBS.sweep_every_s)
     assert fleet.bus.records(LANE) == []
 

@@ -177,6 +177,20 @@ def test_an_older_renewal_changes_nothing() -> None:
     assert not effects
 
 
+def test_the_end_of_a_try_is_its_last_word_about_where_the_task_is() -> None:
+    rows, _ = life(parked("t", "a1", due_ms=30_000), failed("t", "a1", "parked", due_ms=5_000))
+    late, _ = life(parked("t", "a1", due_ms=90_000), parked("t", "a1", renewal=True), rows=rows, at_ms=500)
+    assert late.parked is rows.parked
+    assert held(late).due_ms == 5_000
+
+
+def test_a_re_read_redelivery_loses_no_later_try() -> None:
+    again = started("t", "a2", redelivered=True)
+    rows, _ = life(started("t", "a1"), again, started("t", "a3"))
+    rows, _ = life(again, rows=rows)
+    assert states(rows) == {"a1": ("lost", "lost"), "a2": ("open", None), "a3": ("open", None)}
+
+
 def test_a_renewal_by_another_attempt_is_ignored_and_answered_with_a_cancel_of_that_attempt() -> None:
     rows, _ = life(parked("t", "a1"), parked("t", "a2", holder="w2"))
     again, effects = life(parked("t", "a1", renewal=True), rows=rows, at_ms=500)
