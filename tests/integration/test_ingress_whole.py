@@ -17,8 +17,10 @@ from schemas.messages import Failure
 from schemas.payload import INLINE_LIMIT_BYTES
 from services.adapters.blobs import DirectoryBlobStore
 from services.ingress.service import instance_partition
+from services.ports import BusError, OutRecord
 from tests.chat_bodies import answer_of, ask
-from tests.ingress_bench import FLEET, LONGEST_S, Bench, ingress_bench, new_bus
+from tests.fakes.bus import FakeBus, FakePublisher
+from tests.ingress_bench import FLEET, LONGEST_S, Bench, eventually, ingress_bench, new_bus
 
 
 async def test_a_chat_comes_back_with_the_model_that_answered(tmp_path: Path) -> None:
@@ -218,12 +220,29 @@ async def test_what_is_not_acknowledged_is_refused_and_closed(tmp_path: Path) ->
     assert int(response.headers["retry-after"]) >= 1
 
 
+class LateFault(FakePublisher):
+    """Stores lane records, and says only when told to that it heard no acknowledgement."""
+
+    def __init__(self, bus: FakeBus) -> None:
+        super().__init__(bus)
+        self.give_up = asyncio.Event()
+
+    async def send(self, record: OutRecord, *, timeout_s: float) -> None:
+        await super().send(record, timeout_s=timeout_s)
+        if ".tasks." in record.topic:
+            await self.give_up.wait()
+            raise BusError("no acknowledgement was heard")
+
+
 async def test_an_answer_counts_although_its_acknowledgement_is_lost(tmp_path: Path) -> None:
-    async with ingress_bench(tmp_path) as bench, bench.http() as client:
-        bench.bus.freeze()
-        headers = {"x-chimera-deadline-ms": "5000"}
-        call = asyncio.create_task(client.post("/v1/chat/completions", json=ask(), headers=headers))
-        await asyncio.sleep(0.1)
-        bench.bus.thaw()
-        await bench.succeed(await bench.next_task(), answer_of("late, and in time"))
+    bus = new_bus()
+    publisher = LateFault(bus)
+    async with ingress_bench(tmp_path, bus=bus, publisher=publisher) as bench, bench.http() as client:
+        call = asyncio.create_task(client.post("/v1/chat/completions", json=ask()))
+        task = await bench.next_task()
+        await bench.succeed(task, answer_of("it was there after all"))
+        listeners = bench.ingress.inbox._listeners
+        await eventually(lambda: any(listener.news for listener in listeners.values()))
+        publisher.give_up.set()
         assert (await call).status_code == 200
+        assert bench.said_of(task, bench.names.control) == []
