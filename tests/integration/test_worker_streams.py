@@ -87,8 +87,9 @@ async def test_a_streamed_answer_is_announced_and_equals_the_whole_one(rig: Work
     assert len(rig.of(AttemptStarted, task_id)) == 1
 
 
-async def test_usage_is_not_in_a_stream_that_did_not_ask_for_it(rig: WorkerRig) -> None:
-    task_id = await rig.submit(chat(stream=True), stream=True)
+async def test_s8_usage_is_not_in_a_stream_that_did_not_ask_for_it(rig: WorkerRig) -> None:
+    body = scripted(usage_where="every_chunk") | {"stream": True}
+    task_id = await rig.submit(body, stream=True)
     await rig.end(task_id)
     assert all("usage" not in event for event in await rig.events(task_id))
     assert all(event["choices"] for event in await rig.events(task_id))
