@@ -33,10 +33,10 @@ async def gather(
     """Reads the whole log and all rows."""
     evidence = Evidence()
     lanes = [names.lane(pool, priority) for pool in pools for priority in PRIORITIES]
-    for record in await _all_records(bootstrap, lanes, partitions):
+    for record in await read_all(bootstrap, lanes, partitions):
         headers = dict(record.headers)
         evidence.accepted[record.key.decode()] = headers.get("request_id", b"").decode()
-    for record in await _all_records(bootstrap, [names.results], partitions):
+    for record in await read_all(bootstrap, [names.results], partitions):
         kind = dict(record.headers).get("type", b"").decode()
         if kind in TERMINAL:
             value = orjson.loads(record.value)
@@ -56,7 +56,7 @@ async def gather(
     return evidence
 
 
-async def _all_records(bootstrap: str, topics: Sequence[str], partitions: int) -> list[Any]:
+async def read_all(bootstrap: str, topics: Sequence[str], partitions: int) -> list[Any]:
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
     )
