@@ -80,13 +80,13 @@ class Serving:
     async def _attempted(self, held: Held, ready: Ready, watch: TryWatch) -> After:
         task = ready.task
         run = self._starts.mint(held)
+        announced = held.redelivered
         try:
             if held.redelivered:
                 await self._starts.announce_redelivered(held, run)
         except asyncio.CancelledError:
             end = self._stopped_announced(run, watch.caught())
             return self._endings.settle(held, task.kind, task.keep_answer, end)
-        announced = False
 
         def announce() -> None:
             nonlocal announced

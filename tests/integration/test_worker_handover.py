@@ -192,13 +192,15 @@ async def test_q9_interactive_work_overtakes_and_batch_is_not_starved(rig: Worke
 async def test_q1_a_redelivered_try_starts_only_after_the_log_heard_of_it(
     rig: WorkerRig, server: ModelServerProcess
 ) -> None:
-    task_id = await rig.submit()  # there before the assignment: another worker may have begun it
+    # there before the assignment: another worker may have begun it
+    task_id = await rig.submit(scripted(delay_s=0.3))
     rig.bus.refuse_sends(3)
     await rig.work()
     await until(lambda: rig.bus._refused_sends < 3)
     assert server.log() == []
     assert isinstance(await rig.end(task_id), TaskSucceeded)
-    assert rig.of(AttemptStarted, task_id)[0].redelivered
+    (started,) = rig.of(AttemptStarted, task_id)
+    assert started.redelivered
     assert len(server.log()) == 1
 
 
