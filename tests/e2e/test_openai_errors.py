@@ -158,3 +158,33 @@ async def test_a_prompt_beyond_the_context_is_the_callers_fault(
             model="real", messages=[{"role": "user", "content": "word " * 4000}], max_tokens=4
         )
     assert len(sent.requests) == 1
+
+
+async def test_neither_prompt_nor_answer_is_in_any_log(fleet: Scripted, client: openai.AsyncOpenAI) -> None:
+    asked, answered, torn = new_marker(), new_marker(), new_marker()
+    scripts: list[dict[str, Any]] = [
+        {"text": answered},
+        {"text": f"{answered} {torn}", "chunks": 2, "reset_after_chunks": 1},
+        {"status": 500, "error_body": torn},
+        {"status": 400, "error_body": {"error": {"message": torn}}},
+        {"bad_json_chunk": True, "text": f"{answered} {torn}", "chunks": 2},
+    ]
+    for script in scripts:
+        for stream in (False, True):
+            try:
+                got = await client.chat.completions.create(
+                    model="scripted",
+                    messages=[{"role": "user", "content": asked}],
+                    stream=stream,
+                    extra_body=scripted(script),
+                )
+                if isinstance(got, openai.AsyncStream):
+                    async for _ in got:
+                        pass
+            except openai.APIError:
+                continue  # some must fail: what counts is what is written down of it
+    logs = list(fleet.stage.state.logs.glob("*.log"))
+    assert len(logs) >= 4
+    for log in logs:
+        written = log.read_text(errors="replace")
+        assert [secret for secret in (asked, answered, torn) if secret in written] == [], log.name
