@@ -78,6 +78,7 @@ class Pool:
     context_tokens: int = 4096
     timeouts: Timeouts = Timeouts()
     streaming: bool = True
+    stream_usage: bool = True  # takes `stream_options`; without it usage is estimated, and marked so
     prior_seconds: float = 1.0
     simulated: SimulatedLaw | None = None
 

@@ -12,6 +12,9 @@ from typing import Any
 import orjson
 
 from schemas.messages import TaskKind
+from services.core.fleet import Pool
+
+LLAMA_CPP = "llama.cpp"  # the provider of fleet.yaml
 
 PATHS: Mapping[TaskKind, str] = {
     "chat": "/v1/chat/completions",
@@ -25,18 +28,25 @@ def answer_id(kind: TaskKind, task_id: str) -> str:
     return _ID_PREFIX.get(kind, "") + task_id
 
 
-def backend_body(body: Mapping[str, Any], model: str, *, streaming: bool) -> bytes:
+def backend_body(body: Mapping[str, Any], pool: Pool, *, streaming: bool) -> bytes:
     """The JSON to POST: all of the client's fields but the model, and the stream as the pool can do it."""
     sent = dict(body)
-    sent["model"] = model
+    sent["model"] = pool.backend_model or pool.model
+    options = sent.pop("stream_options", None)
+    sent.pop("stream", None)
     if streaming:
         sent["stream"] = True
-        options = body.get("stream_options")
-        sent["stream_options"] = (options if isinstance(options, dict) else {}) | {"include_usage": True}
-    else:
-        sent.pop("stream", None)
-        sent.pop("stream_options", None)
+        if pool.stream_usage:
+            sent["stream_options"] = (options if isinstance(options, dict) else {}) | {"include_usage": True}
+        if pool.provider == LLAMA_CPP:
+            # It looks for a hang-up only between results, and while it reads a prompt progress is the only one.
+            sent["return_progress"] = True
     return orjson.dumps(sent)
+
+
+def only_progress(event: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
+    """Whether an event says how much of the prompt was read, and to a client that did not ask for that."""
+    return "prompt_progress" in event and not body.get("return_progress")
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:

@@ -157,6 +157,7 @@ def _pool(pool: PoolEntry, fleet: FleetEntry) -> Pool:
         context_tokens=pool.context_tokens,
         timeouts=timeouts.to_timeouts(),
         streaming=pool.streaming,
+        stream_usage=pool.stream_usage,
         prior_seconds=pool.prior_seconds,
         simulated=pool.simulated.to_law() if pool.simulated else None,
     )

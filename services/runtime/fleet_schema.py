@@ -103,6 +103,7 @@ class PoolEntry(Entry):
     context_tokens: int = Field(default=4096, ge=1)
     timeouts: TimeoutsEntry | None = None
     streaming: bool = True
+    stream_usage: bool = True
     prior_seconds: float = Field(default=1.0, gt=0)
 
     @field_validator("name")

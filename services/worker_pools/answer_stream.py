@@ -12,7 +12,7 @@ from typing import Any
 from schemas.messages import Failure, RunTask, Usage
 from services.core import answer_verdict, usage
 from services.core.assembly import Assembly
-from services.core.rewrite import EventRewriter, answer_id, as_chunk, wants_usage
+from services.core.rewrite import EventRewriter, answer_id, as_chunk, only_progress, wants_usage
 from services.worker_pools.chunk_sender import ChunkSender
 
 
@@ -34,6 +34,7 @@ class AnswerStream:
             model,
             n if isinstance(n, int) and n > 0 else 1,
         )
+        self._body = body
         self._usage_asked = wants_usage(body)
         self._rewriter = EventRewriter(
             task.kind, task.task_id, model, created_s, usage_asked=self._usage_asked
@@ -56,6 +57,8 @@ class AnswerStream:
         """Raises MalformedChunkError; what came before stays."""
         content = 0
         for event in events:
+            if only_progress(event, self._body):
+                continue
             said = self._assembly.add(event)
             content += said
             if self._sender is not None:

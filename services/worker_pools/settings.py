@@ -13,16 +13,14 @@ from services.runtime.settings import ServiceSettings
 class WorkerKnobs:
     """Times in seconds. The defaults are those of LIFECYCLE; tests scale the times."""
 
-    announce_s: float = 0.05  # a try that lasts longer is announced
+    announce_s: float = 0.04  # a try that lasts longer is announced: 50 ms is the law, and the record travels
     chunk_flush_s: float = 0.04
     chunk_events: int = 32
     chunk_backlog: int = 4_096  # chunk records that wait for their producer; more are dropped, to be repaired
     commit_every_s: float = 0.15
     commit_after: int = 64  # completions
     ack_timeout_s: float = 5.0
-    send_again_s: float = (
-        0.25  # first pause after a record that was not acknowledged; doubles up to 8 of them
-    )
+    send_again_s: float = 0.25  # first pause after an unacknowledged record; doubles up to 8 of them
     handover_s: float = 0.8  # of the second that a revoke may take
     hold_s: float = 30.0  # a task parked with this worker is due that long after its last renewal
     renew_s: float = 10.0

@@ -91,7 +91,7 @@ class Tries:
         guards = StreamGuards(pool.timeouts, started_s, deadline_s, streaming=streaming)
         sender = self._sender(held, task, run)
         stream = AnswerStream(task, body, pool.model, run.started_ms // 1000, sender)
-        sent = backend_body(body, pool.backend_model or pool.model, streaming=streaming)
+        sent = backend_body(body, pool, streaming=streaming)
         attempt = _Attempt(stream, guards, watch, announce, announced=sender is None)
         base_url = self._backends.take(held.failed_at)
         path = PATHS[task.kind]

@@ -8,20 +8,39 @@ import orjson
 import pytest
 
 from services.core import usage
-from services.core.rewrite import EventRewriter, as_chunk, backend_body, wants_usage
+from services.core.fleet import Pool
+from services.core.rewrite import LLAMA_CPP, EventRewriter, as_chunk, backend_body, only_progress, wants_usage
 
 
 def test_all_fields_but_the_model_and_the_stream_are_the_clients_own() -> None:
     body = {"model": "auto", "messages": [{"role": "user", "content": "ü"}], "x_unknown": {"a": [1]}, "n": 2}
-    sent = orjson.loads(backend_body(body, "real", streaming=True))
+    pool = Pool("p", "shown", backend_model="real")
+    sent = orjson.loads(backend_body(body, pool, streaming=True))
     assert sent == body | {"model": "real", "stream": True, "stream_options": {"include_usage": True}}
     options = {"stream": False, "stream_options": {"include_usage": False, "x": 1}}
-    assert orjson.loads(backend_body(body | options, "real", streaming=True))["stream_options"] == {
+    assert orjson.loads(backend_body(body | options, pool, streaming=True))["stream_options"] == {
         "include_usage": True,
         "x": 1,
     }
-    assert orjson.loads(backend_body(body | options, "real", streaming=False)) == body | {"model": "real"}
+    assert orjson.loads(backend_body(body | options, pool, streaming=False)) == body | {"model": "real"}
     assert body["model"] == "auto"
+
+
+def test_a_backend_that_takes_no_stream_options_gets_none() -> None:
+    body = {"messages": [], "stream_options": {"include_usage": True}}
+    sent = orjson.loads(backend_body(body, Pool("p", "m", stream_usage=False), streaming=True))
+    assert "stream_options" not in sent
+    assert sent["stream"] is True
+
+
+def test_progress_of_a_prompt_is_asked_of_llama_cpp_and_shown_only_to_who_asked() -> None:
+    pool = Pool("p", "m", provider=LLAMA_CPP)
+    assert orjson.loads(backend_body({"messages": []}, pool, streaming=True))["return_progress"] is True
+    assert "return_progress" not in orjson.loads(backend_body({"messages": []}, pool, streaming=False))
+    event = {"choices": [], "prompt_progress": {"processed": 1}}
+    assert only_progress(event, {})
+    assert not only_progress(event, {"return_progress": True})
+    assert not only_progress({"choices": []}, {})
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, "yes", {"include_usage": "true"}])
