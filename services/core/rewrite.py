@@ -39,7 +39,7 @@ def backend_body(body: Mapping[str, Any], pool: Pool, *, streaming: bool) -> byt
         if pool.stream_usage:
             sent["stream_options"] = (options if isinstance(options, dict) else {}) | {"include_usage": True}
         if pool.provider == LLAMA_CPP:
-            # It looks for a hang-up only between results, and while it reads a prompt progress is the only one.
+            # It looks for a hang-up only between results; while it reads a prompt, progress is the only one.
             sent["return_progress"] = True
     return orjson.dumps(sent)
 
