@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -38,6 +38,7 @@ HEADERS: Mapping[str, str] = {
     "spent_usd": "money spent on earlier tries",
     "traceparent": "W3C trace context",
 }
+SUBMIT_HEADERS = ("type", "v", "request_id", "deadline", "traceparent")  # what a producer may say
 
 
 def message_schemas() -> dict[str, dict[str, Any]]:
@@ -74,7 +75,7 @@ def asyncapi() -> dict[str, Any]:
         },
         "components": {
             "messages": {name: _message(name) for topic in CARRIES.values() for name in topic},
-            "schemas": {"TaskHeaders": _headers()},
+            "schemas": {"TaskHeaders": _headers(HEADERS), "SubmitHeaders": _headers(SUBMIT_HEADERS)},
         },
     }
 
@@ -101,7 +102,7 @@ def _message(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "summary": (MESSAGE_TYPES[name].__doc__ or "").split("\n", 1)[0],
-        "headers": {"$ref": "#/components/schemas/TaskHeaders"},
+        "headers": {"$ref": f"#/components/schemas/{'Submit' if name == 'SubmitTask' else 'Task'}Headers"},
         "payload": {
             "schemaFormat": "application/schema+json;version=draft-2020-12",
             "schema": {"$ref": f"./{name}.schema.json"},
@@ -110,9 +111,9 @@ def _message(name: str) -> dict[str, Any]:
     }
 
 
-def _headers() -> dict[str, Any]:
+def _headers(names: Iterable[str]) -> dict[str, Any]:
     return {
         "type": "object",
         "required": ["type", "v"],
-        "properties": {name: {"type": "string", "description": text} for name, text in HEADERS.items()},
+        "properties": {name: {"type": "string", "description": HEADERS[name]} for name in names},
     }

@@ -98,14 +98,27 @@ class RunTask(Message):
 
 
 class SubmitTask(Message):
-    """A task from a producer that does not route for itself. `task_id` is minted by the producer."""
+    """A task from a producer that does not route for itself, on `submissions`.
 
-    kind: TaskKind = "chat"
+    `task_id` is minted by the producer (a uuid, say): the same id sent again is the same task, with one
+    outcome. `body` is what `POST /v1/chat/completions` takes (`kind` completion: `/v1/completions`); its
+    `model` names a pool, a model or `auto`; its `stream` changes nothing, for nobody is streamed to.
+
+    Wire headers: `type: SubmitTask` and `v: 1`, else the record is not read. Optional: `deadline` (absolute,
+    ms since the epoch, at most 7 days ahead; default: the record's time and what its priority has),
+    `request_id` (default: the task_id), `traceparent`. Any key will do; the task_id is a good one.
+
+    The outcome is the first terminal record of the task_id on `results`, in partition CRC-32 of the task_id
+    (UTF-8) modulo the number of partitions, and the row of `tasks`.
+    """
+
+    kind: TaskKind = "chat"  # so far chat and completion are admitted
     tenant: str = "default"
     priority: Priority = "standard"
     objective: Objective = "balanced"
     required_capabilities: tuple[str, ...] = ()
     session_id: str | None = None
+    keep_answer: bool = False  # the row of `tasks` has the answer too, for 24 h
     body: Payload
 
 

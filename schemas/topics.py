@@ -75,6 +75,11 @@ class TopicNames:
         return self.lane(capability, priority)
 
     @property
+    def submissions_group(self) -> str:
+        """The consumer group of the ingresses, which admit and route what producers submit."""
+        return self.submissions
+
+    @property
     def bookkeeper_group(self) -> str:
         return f"{self.prefix}bookkeeper"
 
@@ -87,6 +92,8 @@ def _kept(retention_ms: int) -> dict[str, str]:
     }
 
 
+# What comes from outside must still fit `tasks.dead` or `results`, with the reason in its headers.
+_SUBMITTED = _kept(DURABLE_RETENTION_MS) | {"max.message.bytes": str(MAX_RECORD_BYTES - 64 * 1024)}
 _COMPACTED_AND_AGED = _kept(DURABLE_RETENTION_MS) | {"cleanup.policy": "compact,delete"}
 _COMPACTED = {"cleanup.policy": "compact", "max.message.bytes": str(MAX_RECORD_BYTES)}
 
@@ -109,7 +116,7 @@ def fleet_topics(names: TopicNames, capabilities: Iterable[str], partitions: int
     return (
         *lanes,
         TopicSpec(names.dead, 1, "original bytes of what could not be done, replayable", durable),
-        TopicSpec(names.submissions, partitions, "SubmitTask from producers that don't route", durable),
+        TopicSpec(names.submissions, partitions, "SubmitTask from producers that don't route", _SUBMITTED),
         TopicSpec(names.workflows, partitions, "commands to workflows", durable),
         TopicSpec(names.results, partitions, "the one log that decides", durable),
         TopicSpec(names.replies, partitions, "token chunks for waiting clients", _kept(REPLY_RETENTION_MS)),

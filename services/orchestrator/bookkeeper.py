@@ -16,7 +16,7 @@ from schemas.topics import TopicNames
 from services.core.life.errands import LogBatch
 from services.orchestrator.keeping import apply_kept
 from services.orchestrator.owed import Owed, send_each
-from services.orchestrator.reading import dead_record, read
+from services.orchestrator.reading import read
 from services.orchestrator.settings import BookkeeperKnobs
 from services.orchestrator.sweep import Sweep
 from services.ports import (
@@ -32,6 +32,7 @@ from services.ports import (
     RowsRefused,
     StoreError,
 )
+from services.runtime.set_aside import dead_record
 
 log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ from schemas.messages import RunTask, SubmitTask
 from schemas.topics import TopicNames
 from services.core.life.errands import KeptRecord, LogBatch
 from services.core.life.rows import Effect, LogEntry
-from services.orchestrator.reading import dead_record
 from services.ports import BookkeeperStore, InRecord, OutRecord
+from services.runtime.set_aside import dead_record
 
 log = structlog.get_logger(__name__)
 _PAGE = 200

@@ -12,6 +12,7 @@ from schemas.topics import TopicNames
 from services.core.life.errands import KeptRecord
 from services.core.life.rows import LogEntry
 from services.ports import InRecord, OutRecord
+from services.runtime.set_aside import dead_record
 
 MARK = "SweepMark"
 """Type of a record by which a sweep proves that it has read its partition to the end; it is about no task."""
@@ -70,17 +71,3 @@ def kept_record(record: InRecord, unknown: Unknown) -> KeptRecord:
         record.value,
         record.headers,
     )
-
-
-def dead_record(record: InRecord, names: TopicNames, reason: str) -> OutRecord:
-    """The original bytes and headers, with the reason and where they stood."""
-    own = {
-        "dead_reason": reason,
-        "dead_tries": "0",
-        "dead_origin_topic": record.topic,
-        "dead_origin_partition": str(record.partition),
-        "dead_origin_offset": str(record.offset),
-    }
-    headers = [*record.headers, *((name, text.encode()) for name, text in own.items())]
-    value = b"" if record.key is None and record.value is None else record.value
-    return OutRecord(names.dead, record.key, value, headers)
