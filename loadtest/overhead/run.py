@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 import tempfile
 from collections import defaultdict
@@ -29,7 +30,7 @@ Subject = Literal["direct", "floor", "path"]
 CHUNKS = 64
 START_S = 30.0
 PAUSE_S = 0.5
-WARM_UPS, WARM_UP_RATE, WARM_UP_S = 3, 100, 4.0
+WARM_UPS, WARM_UP_RATE, WARM_UP_S, WARM_SHARE = 8, 150, 5.0, 0.85
 FLEET = """
 version: 1
 prefix: bench.
@@ -105,9 +106,17 @@ class _Run:
 
     async def _warm_up(self) -> None:
         # The broker compiles as it runs: its first thousands of requests cost several times the later ones.
+        before_ms = math.inf
         for _ in range(WARM_UPS):
+            start = cpu_seconds(self._stage.pids())["broker"]
+            sent = 0
             for stream in (False, True):
-                await self._http("path", WARM_UP_RATE, WARM_UP_S, stream=stream)
+                sent += len(await self._http("path", WARM_UP_RATE, WARM_UP_S, stream=stream))
+            used_ms = (cpu_seconds(self._stage.pids())["broker"] - start) / sent * 1e3
+            self._say(f"warming up: {used_ms:.2f} ms of the broker's CPU per chat")
+            if used_ms > WARM_SHARE * before_ms:
+                break
+            before_ms = used_ms
         await self._http("direct", WARM_UP_RATE, WARM_UP_S, stream=True)
 
     async def _direct_and_path(self, rate: int, *, stream: bool) -> None:
