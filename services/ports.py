@@ -201,6 +201,10 @@ class BlobStore(Protocol):
 
     async def get(self, key: str, sha256: str) -> bytes: ...
 
+    async def age_out(self, older_than_s: float) -> int:
+        """Removes what was last written that long ago; how many. Raises OSError."""
+        ...
+
 
 class Clock(Protocol):
     """The wall clock and sleep, so that tests can own time."""

@@ -42,10 +42,10 @@ from services.core.fleet import Fleet, Pool, Price
 from services.core.life.errands import LogBatch
 from services.core.life.rows import LifeLimits, LogEntry
 from services.ingress.service import Ingress, IngressParts, instance_partition, running
-from services.ingress.streaming import Pace
+from services.ingress.settings import IngressKnobs
 from services.ports import OutRecord
 from tests.fakes.bus import FakeBus, FakePublisher
-from tests.fakes.bus_readers import FakeLogReader
+from tests.fakes.bus_readers import FakeGroupSource, FakeLogReader
 
 FLEET = Fleet(
     prefix="test.",
@@ -239,11 +239,12 @@ async def ingress_bench(
         publisher=FakePublisher(bus),
         results=FakeLogReader(bus, topic=names.results, partitions=[partition]),
         replies=FakeLogReader(bus, topic=names.replies, partitions=[partition]),
+        submissions=FakeGroupSource(bus, topic=names.submissions, group=names.submissions_group),
         blobs=DirectoryBlobStore(directory / "blobs", FLEET.prefix),
         keys=SqlIdempotencyStore(database),
         instance=instance,
         drain_s=2.0,
-        pace=Pace(ping_s=60.0),
+        knobs=IngressKnobs(ping_s=60.0),
     )
     ingress = Ingress(replace(made, **parts))
     bench = Bench(bus, ingress, database, FLEET)

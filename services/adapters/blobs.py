@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 from pathlib import Path
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -31,14 +32,17 @@ class DirectoryBlobStore:
         """Raises KeyError when the blob is gone or not ours, ValueError when its bytes changed."""
         return await asyncio.to_thread(self._get, key, sha256)
 
+    async def age_out(self, older_than_s: float) -> int:
+        """Removes the blobs that were not stored, nor stored again, for that long; how many."""
+        return await asyncio.to_thread(self._age_out, older_than_s)
+
     def _path(self, name: str) -> Path:
         return self._directory / name[:2] / name
 
     def _put(self, data: bytes) -> tuple[str, str]:
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(digest)
-        if path.exists() and path.stat().st_size == len(data):
-            os.utime(path)
+        if _renewed(path, len(data)):
             return self._prefix + digest, digest
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write(path, data)
@@ -62,6 +66,13 @@ class DirectoryBlobStore:
             finally:
                 os.close(descriptor)
 
+    def _age_out(self, older_than_s: float) -> int:
+        gone, before_s = 0, time.time() - older_than_s
+        for path in self._directory.glob("*/*"):  # also what a crash left unfinished
+            if _written_s(path) < before_s:
+                gone += _removed(path, before_s)
+        return gone
+
     def _get(self, key: str, sha256: str) -> bytes:
         name = key.removeprefix(self._prefix)
         if not (key.startswith(self._prefix) and _SHA256.fullmatch(name)):
@@ -73,3 +84,36 @@ class DirectoryBlobStore:
         if hashlib.sha256(data).hexdigest() != sha256:
             raise ValueError(f"blob {key}: its bytes are not those that were written")
         return data
+
+
+def _renewed(path: Path, size: int) -> bool:
+    """Whether the blob was there, whole, and is young again."""
+    try:
+        whole = path.stat().st_size == size
+        if whole:
+            os.utime(path)
+    except FileNotFoundError:
+        return False
+    return whole
+
+
+def _written_s(path: Path) -> float:
+    """Unix time; of what is gone it is never old."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
+
+
+def _removed(path: Path, before_s: float) -> bool:
+    """Aside first, then looked at again: it may have been stored anew since."""
+    aside = path.with_name(f".ageing-{path.name}")
+    try:
+        os.rename(path, aside)
+        if aside.stat().st_mtime >= before_s:
+            os.rename(aside, path)
+            return False
+        os.unlink(aside)
+    except FileNotFoundError:  # another replica was faster
+        return False
+    return True

@@ -1,7 +1,7 @@
 """Logs and traces of a service: JSON lines on stderr, spans by the standard OTEL_* variables.
 
-Law (R8): nothing leaves through a log line unredacted: values of secret environment variables and bearer
-tokens are replaced in every field, tracebacks included.
+Law (R8): nothing leaves through a log line or a span unredacted: values of secret environment variables and
+bearer tokens are replaced in every field, tracebacks included.
 """
 
 from __future__ import annotations
@@ -109,20 +109,21 @@ def _as_text(_logger: Any, _method: str, line: Any) -> str:
     return str(line, "utf-8")
 
 
-def setup_tracing(service: str) -> Callable[[], None]:
+def setup_tracing(service: str, *, secret_names: Iterable[str] = ()) -> Callable[[], None]:
     """Exports spans where OTEL_* names an exporter; returns what flushes and stops it.
 
     Without one no SDK is set up: spans cost next to nothing and a caller's traceparent is still passed on.
     Honours OTEL_TRACES_EXPORTER (otlp, console, none), OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME,
-    OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and OTEL_SDK_DISABLED. Raises ValueError for an unknown
-    exporter.
+    OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and OTEL_SDK_DISABLED. What is exported is redacted as log
+    lines are. Raises ValueError for an unknown exporter.
     """
     exporter = _exporter_name(os.environ)
     if exporter == "none":
         return lambda: None
     from services.adapters import span_export  # noqa: PLC0415 - the SDK costs 0.2 s; only who exports pays
 
-    return span_export.export_spans(service, exporter)
+    redactor = Redactor(secrets_of(os.environ, secret_names))
+    return span_export.export_spans(service, exporter, redactor.scrub)
 
 
 def _exporter_name(environment: Mapping[str, str]) -> str:

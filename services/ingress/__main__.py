@@ -9,6 +9,7 @@ from schemas.topics import TopicNames
 from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.database.engine import Database
 from services.adapters.database.idempotency import SqlIdempotencyStore
+from services.adapters.kafka.group_source import GroupTimings, KafkaGroupSource
 from services.adapters.kafka.log_reader import KafkaLogReader
 from services.adapters.kafka.publisher import KafkaPublisher
 from services.adapters.kafka.traits import BrokerTraits, PollUse, traits_of
@@ -26,7 +27,7 @@ async def serve() -> None:
     fleet = load_fleet(settings.fleet_file)
     secret_names = [pool.api_key_env for pool in fleet.pools if pool.api_key_env]
     setup_logging("ingress", level=settings.log_level, secret_names=secret_names)
-    flush_spans = setup_tracing("chimera-ingress")
+    flush_spans = setup_tracing("chimera-ingress", secret_names=secret_names)
     database = Database(settings.database_url, timeout_s=2.0)
     stop = stop_event()
     try:
@@ -56,10 +57,26 @@ def _parts(settings: IngressSettings, fleet: Fleet, database: Database) -> Ingre
         publisher=KafkaPublisher(bootstrap, traits, client_id="chimera-ingress"),
         results=_reader(bootstrap, traits, names.results, partition, "results"),
         replies=_reader(bootstrap, traits, names.replies, partition, "replies"),
+        submissions=_submissions(bootstrap, traits, names),
         blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),
         keys=SqlIdempotencyStore(database),
         instance=settings.instance,
         drain_s=settings.drain_s,
+        knobs=settings.knobs(),
+    )
+
+
+def _submissions(bootstrap: str, traits: BrokerTraits, names: TopicNames) -> KafkaGroupSource:
+    return KafkaGroupSource(
+        bootstrap,
+        traits,
+        topic=names.submissions,
+        group=names.submissions_group,
+        client_id="chimera-ingress-submissions",
+        fetch_max_wait_ms=traits.fetch_max_wait_ms["standard"],
+        timings=GroupTimings(
+            session_s=traits.session_timeout_ms / 1000, heartbeat_s=traits.heartbeat_interval_ms / 1000
+        ),
     )
 
 

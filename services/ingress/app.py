@@ -15,11 +15,12 @@ from starlette.responses import JSONResponse, Response
 from services.core.fleet import Fleet
 from services.core.routing import AUTO
 from services.ingress.call_record import record_of
-from services.ingress.calls import ModelCalls, unknown_model
+from services.ingress.calls import ModelCalls
 from services.ingress.edge import Edge
 from services.ingress.errors import ApiError, internal_error
 from services.ingress.metrics import IngressMetrics
 from services.ingress.openapi import openapi_document
+from services.ingress.pool_choice import unknown_model
 from services.ports import IdempotencyStore, StoreError
 
 Ready = Callable[[], Mapping[str, bool]]
@@ -33,14 +34,19 @@ class _Api(FastAPI):
 
 
 def build_app(
-    calls: ModelCalls, fleet: Fleet, keys: IdempotencyStore, metrics: IngressMetrics, ready: Ready
+    calls: ModelCalls,
+    fleet: Fleet,
+    keys: IdempotencyStore,
+    metrics: IngressMetrics,
+    ready: Ready,
+    shown: Ready,
 ) -> Edge:
-    """`ready` names the parts that must be up and says of each whether it is."""
+    """`ready` names the parts that must be up and says of each whether it is, `shown` those that need not."""
     app = _Api(title="Chimera", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_route("/v1/chat/completions", calls.chat, methods=["POST"])
     app.add_route("/v1/completions", calls.completion, methods=["POST"])
     _add_models(app, fleet)
-    _add_health(app, keys, metrics, ready)
+    _add_health(app, keys, metrics, ready, shown)
     app.add_exception_handler(ApiError, _known_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unknown_error)
@@ -63,16 +69,18 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
     app.add_route("/v1/models/{model:path}", one_model, methods=["GET"])
 
 
-def _add_health(app: FastAPI, keys: IdempotencyStore, metrics: IngressMetrics, ready: Ready) -> None:
+def _add_health(
+    app: FastAPI, keys: IdempotencyStore, metrics: IngressMetrics, ready: Ready, shown: Ready
+) -> None:
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def readyz(_: Request) -> Response:
         parts = ready()
         good = all(parts.values())
-        shown = {name: "up" if up else "down" for name, up in parts.items()}
+        all_parts = {name: "up" if up else "down" for name, up in {**parts, **shown()}.items()}
         status = "ok" if good else "unavailable"
-        body = {"status": status, **shown, "database": await _database(keys)}
+        body = {"status": status, **all_parts, "database": await _database(keys)}
         return JSONResponse(body, 200 if good else 503)
 
     async def metrics_text(_: Request) -> Response:

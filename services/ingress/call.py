@@ -11,8 +11,6 @@ from services.core.call_options import CallOptions
 from services.core.fleet import Pool
 from services.ingress.call_record import CallRecord
 
-GRACE_S = 1.0  # how long past the deadline the log's own word is waited for
-
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
@@ -37,10 +35,11 @@ class Call:
     result_partition: int
     reply_partition: int | None
     streaming: bool
+    grace_s: float  # how long past the deadline the log's own word is waited for
     key: IdempotencyKey | None = None
     tenant: str = "default"
 
     def gives_up_at(self) -> float:
         """The event loop's time at which the caller hears of the deadline, with or without the log's word."""
-        left_s = self.deadline_ms / 1000 - time.time() + GRACE_S
+        left_s = self.deadline_ms / 1000 - time.time() + self.grace_s
         return asyncio.get_running_loop().time() + left_s

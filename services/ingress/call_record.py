@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from schemas.messages import TaskKind, TaskSucceeded, Usage
-from services.ingress.tracing import RequestSpan
+from services.ingress.tracing import Arrival, WorkSpan
 
 RequestStatus = Literal["ok", "client_error", "backend_error", "deadline", "cancelled", "shed"]
 SCOPE_KEY = "chimera.call"
@@ -20,7 +20,7 @@ class CallRecord:
 
     request_id: str
     headers: Mapping[str, str]  # the request's own, names in lower case
-    span: RequestSpan
+    span: WorkSpan
     started: float = field(default_factory=time.perf_counter)
     arrived_ms: int = field(default_factory=lambda: int(time.time() * 1000))
     task_type: TaskKind | None = None  # None: not a call of a model
@@ -33,6 +33,7 @@ class CallRecord:
     first_token_s: float | None = None
     queue_s: float | None = None
     usage: Usage | None = None
+    decided: Arrival | None = None  # where the outcome stands that this request was answered from
     stages: dict[str, float] = field(default_factory=dict)
 
     def elapsed_s(self) -> float:

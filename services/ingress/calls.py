@@ -13,20 +13,22 @@ from starlette.responses import Response
 
 from schemas.messages import TaskSucceeded
 from services.core.admission import Admitted, BodyKind
-from services.core.call_options import CallOptions, read_options
+from services.core.call_options import read_options
 from services.core.field_checks import Refusal, expected
-from services.core.fleet import Fleet, Pool
+from services.core.fleet import Fleet
 from services.core.placement import mint_for_partition, stable_partition
-from services.core.routing import Need, NoneAble, UnknownModel, route
 from services.core.stream_rebuild import Sent, remaining_events, usage_event
 from services.ingress.body import admit_body, read_body
 from services.ingress.call import Call, IdempotencyKey
 from services.ingress.call_record import CallRecord, record_of
 from services.ingress.dispatch import Dispatcher, NotAccepted
-from services.ingress.errors import ApiError, refused, unavailable
+from services.ingress.errors import refused, unavailable
 from services.ingress.inbox import Inbox
+from services.ingress.joined import joined_stream
 from services.ingress.keyed import KeyedCalls
-from services.ingress.streaming import Pace, begin_stream, replayed_stream
+from services.ingress.pool_choice import pool_for
+from services.ingress.settings import IngressKnobs
+from services.ingress.streaming import begin_stream, replayed_stream
 from services.ingress.waiting import Waiting
 from services.ingress.whole import CLIENT_GONE_STATUS, ClientGone, await_outcome, outcome_error, whole_answer
 from services.ports import BlobStore, IdempotencyStore, StoredOutcome
@@ -44,7 +46,7 @@ class CallPorts:
     blobs: BlobStore
     keys: IdempotencyStore
     instance: str
-    pace: Pace
+    knobs: IngressKnobs
 
 
 class ModelCalls:
@@ -54,7 +56,7 @@ class ModelCalls:
         self._ports = ports
         self._fleet = ports.fleet
         self._partition = stable_partition(ports.instance, ports.fleet.partitions)
-        self._keyed = KeyedCalls(ports.keys, ports.dispatcher, ports.fleet.partitions)
+        self._keyed = KeyedCalls(ports.keys, ports.dispatcher, ports.fleet.partitions, ports.knobs)
 
     async def chat(self, request: Request) -> Response:
         return await self._serve("chat", request)
@@ -70,11 +72,9 @@ class ModelCalls:
         try:
             raw = await read_body(record.headers, request.receive)
             call = self._call(kind, raw, await admit_body(kind, raw), record)
-            if call.key is not None:
-                replay = await self._keyed.settle(call, call.key, request.receive)
-                if replay is not None:
-                    return _replayed(call, replay)
-            return await self._run(call, request)
+            if call.key is None:
+                return await self._run(call, request)
+            return await self._join_or_run(call, call.key, request)
         except (ClientDisconnect, ClientGone):
             record.status = "cancelled"
             return Response(status_code=CLIENT_GONE_STATUS)
@@ -87,7 +87,7 @@ class ModelCalls:
             raise refused(options)
         key = _idempotency_key(kind, raw, record.headers)
         record.stage_done("auth")
-        pool = self._route(kind, admitted, options)
+        pool = pool_for(kind, admitted, options, self._fleet, self._ports.dispatcher.load.by_pool)
         record.pool, record.model = pool.name, pool.model
         task_id = (
             self._mint()
@@ -108,25 +108,18 @@ class ModelCalls:
             result_partition=self._partition,
             reply_partition=self._partition if admitted.stream else None,
             streaming=admitted.stream,
+            grace_s=self._ports.knobs.grace_s,
             key=key,
         )
 
-    def _route(self, kind: BodyKind, admitted: Admitted, options: CallOptions) -> Pool:
-        need = Need(
-            kind=kind,
-            model=admitted.model,
-            objective=options.objective,
-            capabilities=options.required_capabilities,
-            features=admitted.features,
-            input_tokens=admitted.input_tokens,
-            output_tokens=admitted.output_tokens,
-        )
-        routed = route(need, self._fleet.pools, self._ports.dispatcher.load.by_pool)
-        if isinstance(routed, UnknownModel):
-            raise unknown_model(admitted.model)
-        if isinstance(routed, NoneAble):
-            raise ApiError(400, f"No pool can do this: {routed}.", param="model", code="no_pool")
-        return routed
+    async def _join_or_run(self, call: Call, key: IdempotencyKey, request: Request) -> Response:
+        async def answer(replay: StoredOutcome | None) -> Response:
+            return await self._run(call, request) if replay is None else _replayed(call, replay)
+
+        settling = self._keyed.settle(call, key, request.receive)
+        if not call.streaming:
+            return await answer(await settling)
+        return await joined_stream(settling, answer, self._ports.knobs.ping_s, call.record)
 
     async def _run(self, call: Call, request: Request) -> Response:
         dispatcher = self._ports.dispatcher
@@ -167,7 +160,7 @@ class ModelCalls:
         async def on_failure() -> None:
             await self._free_key(waiting.call)
 
-        return await begin_stream(waiting, self._ports.blobs, self._ports.pace, on_failure)
+        return await begin_stream(waiting, self._ports.blobs, self._ports.knobs, on_failure)
 
     async def _free_key(self, call: Call) -> None:
         if call.key is not None:
@@ -175,12 +168,6 @@ class ModelCalls:
 
     def _mint(self) -> str:
         return str(uuid_utils.uuid7())
-
-
-def unknown_model(model: str) -> ApiError:
-    return ApiError(
-        404, f"The model '{model[:128]}' does not exist here.", param="model", code="model_not_found"
-    )
 
 
 def _idempotency_key(kind: BodyKind, raw: bytes, headers: Mapping[str, str]) -> IdempotencyKey | None:

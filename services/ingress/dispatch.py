@@ -19,11 +19,11 @@ from schemas.payload import INLINE_LIMIT_BYTES, Claim, Payload
 from schemas.topics import TopicNames
 from services.core.placement import RandomUnit, lane_partition
 from services.ingress.call import Call
+from services.ingress.tracing import WorkSpan
 from services.ports import BlobStore, BusError, OutRecord, Publisher
 
 _log = structlog.get_logger("chimera.ingress")
 MOST_ACK_S = 5.0
-_REPEAT_S = 0.5
 
 
 class NotAccepted(Exception):  # noqa: N818 - reads as the outcome it is
@@ -86,6 +86,7 @@ class Dispatcher:
         blobs: BlobStore,
         random_unit: RandomUnit,
         instance: str,
+        send_again_s: float,
     ) -> None:
         self._publisher = publisher
         self._names = names
@@ -93,6 +94,7 @@ class Dispatcher:
         self._blobs = blobs
         self._random_unit = random_unit
         self._instance = instance
+        self._send_again_s = send_again_s
         self.load = Load()
         self.background = Background()
 
@@ -104,29 +106,28 @@ class Dispatcher:
 
     async def send(self, call: Call, lane: Lane) -> None:
         """Returns when the broker has the task, and so must answer for it. Raises NotAccepted."""
-        body = await self._payload(call.raw)
-        span, traceparent = call.record.span.publishing(lane.topic)
         headers = TaskHeaders(
             request_id=call.record.request_id,
             deadline_ms=call.deadline_ms,
             result_partition=call.result_partition,
             reply_partition=call.reply_partition,
-            traceparent=traceparent,
         )
-        record = OutRecord(
-            lane.topic,
-            call.task_id.encode(),
-            encode(_run_task(call, body)),
-            headers.to_wire(),
-            lane.partition,
-        )
-        timeout_s = min(MOST_ACK_S, call.deadline_ms / 1000 - time.time())
+        task = _run_task(call, await self.payload(call.raw))
+        await self.publish(task, headers, lane, call.record.span)
+
+    async def publish(self, task: RunTask, headers: TaskHeaders, lane: Lane, span: WorkSpan) -> None:
+        """As `send`, of a task that is ready to go; the traceparent is that of its span below `span`."""
+        sending, traceparent = span.sending(lane.topic, lane.partition, headers.request_id)
+        headers = headers.with_changes(traceparent=traceparent)
+        key = task.task_id.encode()
+        record = OutRecord(lane.topic, key, encode(task), headers.to_wire(), lane.partition)
+        timeout_s = min(MOST_ACK_S, headers.deadline_ms / 1000 - time.time())
         try:
             await self._publisher.send(record, timeout_s=max(timeout_s, 0.001))
         except BusError as fault:
             raise NotAccepted(str(fault)) from fault
         finally:
-            span.end()
+            sending.end()
 
     async def close(self, call: Call, reason: CloseReason) -> None:
         """TaskClosed, then CancelTask, each until it is acknowledged or the deadline has passed."""
@@ -151,11 +152,12 @@ class Dispatcher:
                 if time.time() * 1000 >= call.deadline_ms:
                     _log.warning("close not sent", task_id=call.task_id, topic=record.topic, error=str(fault))
                     return False
-                await asyncio.sleep(_REPEAT_S)
+                await asyncio.sleep(self._send_again_s)
             else:
                 return True
 
-    async def _payload(self, raw: bytes) -> Payload:
+    async def payload(self, raw: bytes) -> Payload:
+        """The body as it travels. Raises OSError where a large one cannot be stored."""
         if len(raw) <= INLINE_LIMIT_BYTES:
             return Payload(inline=orjson.Fragment(raw))
         key, sha256 = await self._blobs.put(raw)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.ingress.call_record import SCOPE_KEY, CallRecord
 from services.ingress.errors import internal_error
 from services.ingress.metrics import IngressMetrics
-from services.ingress.tracing import RequestSpan
+from services.ingress.tracing import served_request
 
 _log = structlog.get_logger("chimera.ingress")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -36,7 +36,7 @@ class Edge:
         headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
         told = headers.get("x-request-id", "")
         request_id = told if _SANE_ID.fullmatch(told) else str(uuid_utils.uuid7())
-        span = RequestSpan(self._tracer, scope["method"], scope["path"], headers)
+        span = served_request(self._tracer, scope["method"], scope["path"], headers)
         record = CallRecord(request_id, headers, span)
         scope[SCOPE_KEY] = record
         answer = _Answer(send, request_id)
@@ -60,9 +60,11 @@ class Edge:
         record.finish_stages()
         self._metrics.ended(record)
         _log_line(scope, record, status)
+        if record.decided is not None:
+            record.span.replied(record.decided)
         record.span.end(
-            status,
             {
+                "http.response.status_code": status or None,
                 "chimera.request_id": record.request_id,
                 "chimera.task_id": record.task_id,
                 "chimera.attempt": record.attempt,

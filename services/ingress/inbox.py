@@ -16,6 +16,7 @@ import structlog
 from schemas.codec import SchemaError, Unknown, decode
 from schemas.headers import to_text
 from schemas.messages import TERMINAL, Message
+from services.ingress.tracing import Arrival
 from services.ports import BusError, InRecord, LogReader, StartAt
 
 _log = structlog.get_logger("chimera.ingress")
@@ -39,6 +40,7 @@ class Listener:
         "_loop",
         "_wake",
         "abandoned",
+        "decided",
         "hung_up",
         "news",
         "on_overflow",
@@ -52,6 +54,7 @@ class Listener:
         self._bytes = 0
         self.streaming = streaming
         self.news: deque[Message] = deque()
+        self.decided: Arrival | None = None  # the task's first terminal record
         self.hung_up = False
         self.abandoned = False  # the service ends before the answer came
         self.writing = False  # a write to the client is blocked, or about to return
@@ -162,11 +165,14 @@ def _hand_over(record: InRecord, listener: Listener) -> None:
     wanted = _FOLLOWED if listener.streaming else _DECISIVE
     if not any(name == "type" and value in wanted for name, value in record.headers):
         return
+    text = to_text(record.headers)
     try:
-        message = decode(to_text(record.headers), record.value)
+        message = decode(text, record.value)
     except SchemaError as fault:
         where = f"{record.topic}/{record.partition}@{record.offset}"
         _log.warning("record not understood", record=where, error=str(fault))
         return
+    if isinstance(message, TERMINAL) and listener.decided is None:
+        listener.decided = Arrival(record.topic, record.partition, record.offset, text.get("traceparent"))
     if not isinstance(message, Unknown):
         listener.deliver(message, len(record.value or b""))

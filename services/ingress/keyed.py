@@ -15,25 +15,26 @@ import structlog
 from starlette.types import Receive
 
 from services.core.placement import stable_partition
-from services.ingress.call import GRACE_S, Call, IdempotencyKey
+from services.ingress.call import Call, IdempotencyKey
 from services.ingress.dispatch import Dispatcher, NotAccepted
 from services.ingress.errors import ApiError, deadline_passed, unavailable
 from services.ingress.inbox import Listener
+from services.ingress.settings import IngressKnobs
 from services.ingress.waiting import watch_client
 from services.ingress.whole import ClientGone
 from services.ports import IdempotencyStore, KeyRow, StoredOutcome, StoreError
 
 _log = structlog.get_logger("chimera.ingress")
-POLL_S = 0.2
-TAKEOVER_S = 2.0
-_ROWS_LAG_S = 5.0  # how far behind the log the rows may be before a silent task counts as lost
 
 
 class KeyedCalls:
     """What the ingress does with the `idempotency` rows."""
 
-    def __init__(self, store: IdempotencyStore, dispatcher: Dispatcher, partitions: int) -> None:
+    def __init__(
+        self, store: IdempotencyStore, dispatcher: Dispatcher, partitions: int, knobs: IngressKnobs
+    ) -> None:
         self._store = store
+        self._knobs = knobs
         self._dispatcher = dispatcher
         self._partitions = partitions
 
@@ -82,17 +83,25 @@ class KeyedCalls:
                 return None
             outcome = await self._store.outcome(standing.task_id)
             replayable = outcome is not None and outcome.state == "succeeded" and outcome.answer is not None
-            if not replayable and (outcome is not None or _is_lost(standing)):
+            if not replayable and (outcome is not None or self._is_lost(standing)):
                 await self._store.free_key(call.tenant, key.key, standing.task_id)
                 continue
             if standing.body_sha256 != key.body_sha256:
                 raise _other_body()
             if replayable:
                 return outcome
-            if not standing.accepted and taken_over != standing.task_id and _is_overdue(standing):
+            if not standing.accepted and taken_over != standing.task_id and self._is_overdue(standing):
                 await self._take_over(call, key, standing)
                 taken_over = standing.task_id
-            await _pause(call, listener)
+            await _pause(call, listener, self._knobs.key_poll_s)
+
+    def _is_lost(self, standing: KeyRow) -> bool:
+        """Past its deadline and everything that may still be told of it."""
+        silent_s = self._knobs.grace_s + self._knobs.rows_lag_s
+        return time.time() > standing.deadline_ms / 1000 + silent_s
+
+    def _is_overdue(self, standing: KeyRow) -> bool:
+        return time.time() > standing.created_ms / 1000 + self._knobs.key_takeover_s
 
     async def _take_over(self, call: Call, key: IdempotencyKey, standing: KeyRow) -> None:
         """Sends this call's body as the standing row's task; its outcome is then read from the rows."""
@@ -111,19 +120,10 @@ class KeyedCalls:
         await self._store.mark_accepted(call.tenant, key.key, standing.task_id)
 
 
-def _is_lost(standing: KeyRow) -> bool:
-    """Past its deadline and everything that may still be told of it."""
-    return time.time() > standing.deadline_ms / 1000 + GRACE_S + _ROWS_LAG_S
-
-
-def _is_overdue(standing: KeyRow) -> bool:
-    return time.time() > standing.created_ms / 1000 + TAKEOVER_S
-
-
-async def _pause(call: Call, listener: Listener) -> None:
+async def _pause(call: Call, listener: Listener, poll_s: float) -> None:
     if asyncio.get_running_loop().time() >= call.gives_up_at():
         raise deadline_passed()
-    await listener.wait(asyncio.get_running_loop().time() + POLL_S)
+    await listener.wait(asyncio.get_running_loop().time() + poll_s)
     if listener.hung_up:
         call.record.status = "cancelled"
         raise ClientGone

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from schemas.topics import TopicNames
+from schemas.topics import DURABLE_RETENTION_MS, TopicNames
 from services.core.fleet import Fleet
 from services.core.placement import RandomUnit, stable_partition
 from services.ingress.app import build_app
@@ -19,8 +19,9 @@ from services.ingress.dispatch import Dispatcher
 from services.ingress.edge import Edge
 from services.ingress.inbox import Inbox
 from services.ingress.metrics import IngressMetrics
-from services.ingress.streaming import Pace
-from services.ports import BlobStore, IdempotencyStore, LogReader, Publisher
+from services.ingress.settings import IngressKnobs
+from services.ingress.submissions import SubmissionPorts, Submissions
+from services.ports import BlobStore, GroupSource, IdempotencyStore, LogReader, Publisher
 from services.runtime.health import serving
 
 _log = structlog.get_logger("chimera.ingress")
@@ -36,11 +37,12 @@ class IngressParts:
     publisher: Publisher
     results: LogReader
     replies: LogReader
+    submissions: GroupSource
     blobs: BlobStore
     keys: IdempotencyStore
     instance: str
     drain_s: float = 30.0
-    pace: Pace = Pace()  # noqa: RUF009 - frozen
+    knobs: IngressKnobs = IngressKnobs()  # noqa: RUF009 - frozen
     random_unit: RandomUnit = random.random
 
 
@@ -55,28 +57,60 @@ class Ingress:
     def __init__(self, parts: IngressParts) -> None:
         self._parts = parts
         self._connected = False
+        self._ended = asyncio.Event()
         self.inbox = Inbox(parts.results, parts.replies)
         names = TopicNames(parts.fleet.prefix)
         self.dispatcher = Dispatcher(
-            parts.publisher, names, parts.fleet.partitions, parts.blobs, parts.random_unit, parts.instance
+            parts.publisher,
+            names,
+            parts.fleet.partitions,
+            parts.blobs,
+            parts.random_unit,
+            parts.instance,
+            parts.knobs.send_again_s,
+        )
+        self.submissions = Submissions(
+            SubmissionPorts(
+                parts.submissions, parts.publisher, self.dispatcher, parts.blobs, parts.fleet, parts.knobs
+            )
         )
         metrics = IngressMetrics((pool.model for pool in parts.fleet.pools), self.dispatcher.load.by_pool)
         calls = ModelCalls(
             CallPorts(
-                parts.fleet, self.inbox, self.dispatcher, parts.blobs, parts.keys, parts.instance, parts.pace
+                parts.fleet, self.inbox, self.dispatcher, parts.blobs, parts.keys, parts.instance, parts.knobs
             )
         )
-        self.app: Edge = build_app(calls, parts.fleet, parts.keys, metrics, self.ready)
+        self.app: Edge = build_app(calls, parts.fleet, parts.keys, metrics, self.ready, self.shown)
 
     def ready(self) -> Mapping[str, bool]:
         return {"publisher": self._connected, "readers": self.inbox.healthy}
+
+    def shown(self) -> Mapping[str, bool]:
+        """What is down without a chat being the worse for it: said in readiness, not part of it."""
+        return {"submissions": self.submissions.joined}
 
     async def run(self) -> None:
         """Connects, then reads until `close`. Raises what a reader failed with."""
         await asyncio.gather(self._parts.publisher.start(), self.inbox.start())
         self._connected = True
         _log.info("ready", instance=self._parts.instance)
-        await self.inbox.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.inbox.run())
+            group.create_task(self.submissions.run())
+            ageing = group.create_task(self._age_blobs())
+            await self._ended.wait()
+            ageing.cancel()
+
+    async def _age_blobs(self) -> None:
+        """No task, and no record about one, lives longer than the lanes keep it: nor does its blob."""
+        while True:
+            await asyncio.sleep(self._parts.knobs.blobs_every_s)
+            try:
+                gone = await self._parts.blobs.age_out(DURABLE_RETENTION_MS / 1000)
+            except OSError as fault:
+                _log.warning("blobs not looked through", error=str(fault))
+            else:
+                _log.info("blobs aged out", count=gone)
 
     def drain(self) -> None:
         """Called when intake has stopped: what is unanswered after the drain budget is told so."""
@@ -84,8 +118,10 @@ class Ingress:
 
     async def close(self, running: asyncio.Task[None]) -> None:
         """After the last answer: sends what is still to be closed, then leaves the bus."""
+        await self.submissions.stop()
         await self.dispatcher.background.finish(_CLOSES_S)
         self.inbox.end()
+        self._ended.set()
         if not self._connected:
             running.cancel()
         await asyncio.wait({running}, timeout=_CLOSES_S)

@@ -4,10 +4,45 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from dataclasses import dataclass, replace
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from services.runtime.settings import ServiceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class IngressKnobs:
+    """Times in seconds unless the name says otherwise."""
+
+    ping_s: float = 10.0  # between the pings of a silent stream
+    repair_s: float = 0.25  # from the outcome to the repair of chunks that are missing
+    grace_s: float = 1.0  # how long past the deadline the log's own word is waited for
+    send_again_s: float = 0.5  # pause after a record that was not acknowledged
+    key_poll_s: float = 0.2
+    key_takeover_s: float = 2.0  # after which a keyed call that nobody accepted is sent by who waits for it
+    rows_lag_s: float = 5.0  # how far behind the log the rows may be before a silent task counts as lost
+    commit_every_s: float = 0.15
+    submissions_poll_ms: int = 500
+    submissions_records: int = 16  # in a batch: their CPU time is what a chat may have to wait for
+    submissions_in_flight: int = 64  # each up to a record in size; claimed bodies one at a time
+    blobs_every_s: float = 3600.0  # between looks for blobs that have outlived every task
+
+    def scaled(self, factor: float) -> IngressKnobs:
+        """All waiting times by `factor`; counts and the time-outs of the broker's answers stay."""
+        return replace(
+            self,
+            ping_s=self.ping_s * factor,
+            repair_s=self.repair_s * factor,
+            grace_s=self.grace_s * factor,
+            send_again_s=self.send_again_s * factor,
+            key_poll_s=self.key_poll_s * factor,
+            key_takeover_s=self.key_takeover_s * factor,
+            rows_lag_s=self.rows_lag_s * factor,
+            commit_every_s=self.commit_every_s * factor,
+            submissions_poll_ms=max(20, int(self.submissions_poll_ms * factor)),
+            blobs_every_s=self.blobs_every_s * factor,
+        )
 
 
 class IngressSettings(ServiceSettings):
@@ -31,6 +66,9 @@ class IngressSettings(ServiceSettings):
     @property
     def instance(self) -> str:
         return self.instance_id or f"{socket.gethostname()}:{self.port}"
+
+    def knobs(self) -> IngressKnobs:
+        return IngressKnobs().scaled(self.time_scale)
 
 
 def is_loopback(host: str) -> bool:

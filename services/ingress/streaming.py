@@ -14,13 +14,12 @@ from starlette.types import Receive, Scope, Send
 from schemas.messages import AttemptFailed, AttemptStarted, Message, ReplyChunk, TaskSucceeded, Usage
 from services.core.stream_binding import NOTHING, Broken, Completed, Event, Step, StreamBinding
 from services.ingress.errors import ApiError, deadline_passed, failed
+from services.ingress.settings import IngressKnobs
 from services.ingress.waiting import Terminal, Waiting
 from services.ingress.whole import ClientGone, payload_bytes
 from services.ports import BlobStore
 
-PING_S = 10.0
-REPAIR_S = 0.25
-_PING = b": ping\n\n"
+PING = b": ping\n\n"
 _DONE = b"data: [DONE]\n\n"
 _STUCK_S = 2.0  # past the end of the wait, a write that still blocks is cut off
 SSE_HEADERS = {
@@ -41,21 +40,13 @@ class Left:
     why: Literal["hung_up", "abandoned", "deadline"]
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Seconds: between pings of a silent stream; from the outcome to its repair."""
-
-    ping_s: float = PING_S
-    repair_s: float = REPAIR_S
-
-
 class Follower:
     """Turns what the listener hears into steps of the stream."""
 
-    def __init__(self, waiting: Waiting, blobs: BlobStore, pace: Pace) -> None:
+    def __init__(self, waiting: Waiting, blobs: BlobStore, knobs: IngressKnobs) -> None:
         self._waiting = waiting
         self._blobs = blobs
-        self._pace = pace
+        self._knobs = knobs
         self._loop = asyncio.get_running_loop()
         self._gives_up_at = waiting.call.gives_up_at()
         self._repair_at: float | None = None
@@ -100,7 +91,7 @@ class Follower:
             events += step.events
             if step.missing and self._repair_at is None:
                 chunks = self._outcome.chunks if isinstance(self._outcome, TaskSucceeded) else 1
-                self._repair_at = self._loop.time() + (self._pace.repair_s if chunks else 0)
+                self._repair_at = self._loop.time() + (self._knobs.repair_s if chunks else 0)
             if step.end is not None:
                 return Step(events, step.end)
         return Step(events) if events else NOTHING
@@ -148,14 +139,14 @@ class StreamedAnswer(Response):
         waiting: Waiting,
         follower: Follower,
         first: Step,
-        pace: Pace,
+        knobs: IngressKnobs,
         on_failure: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(headers=SSE_HEADERS | {"x-chimera-pool": waiting.call.pool.name})
         self._waiting = waiting
         self._follower = follower
         self._step: Step | Left = first
-        self._pace = pace
+        self._knobs = knobs
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
 
@@ -183,9 +174,9 @@ class StreamedAnswer(Response):
             if step.end is not None:
                 await self._write(send, sse(step.events) + await self._ending(step.end), last=True)
                 return
-            await self._write(send, sse(step.events) or _PING)
+            await self._write(send, sse(step.events) or PING)
             try:
-                self._step = await self._follower.advance(self._loop.time() + self._pace.ping_s)
+                self._step = await self._follower.advance(self._loop.time() + self._knobs.ping_s)
             except ApiError as error:  # the answer behind a repair is gone
                 await self._write(send, self._failed(error), last=True)
                 return
@@ -221,14 +212,14 @@ class StreamedAnswer(Response):
 
 
 async def begin_stream(
-    waiting: Waiting, blobs: BlobStore, pace: Pace, on_failure: Callable[[], Awaitable[None]]
+    waiting: Waiting, blobs: BlobStore, knobs: IngressKnobs, on_failure: Callable[[], Awaitable[None]]
 ) -> Response:
     """Holds the response until there is content or a ping is due: until then a failure is a plain status.
 
     Raises ApiError and ClientGone; what `waiting` holds is then still the caller's to release.
     """
-    follower = Follower(waiting, blobs, pace)
-    step = await follower.advance(asyncio.get_running_loop().time() + pace.ping_s)
+    follower = Follower(waiting, blobs, knobs)
+    step = await follower.advance(asyncio.get_running_loop().time() + knobs.ping_s)
     if isinstance(step, Left):
         if step.why == "hung_up":
             waiting.leave()
@@ -239,7 +230,7 @@ async def begin_stream(
             waiting.interrupt()
         await on_failure()
         raise failed(step.end.failure)
-    return StreamedAnswer(waiting, follower, step, pace, on_failure)
+    return StreamedAnswer(waiting, follower, step, knobs, on_failure)
 
 
 def replayed_stream(events: list[Event], headers: Mapping[str, str]) -> Response:

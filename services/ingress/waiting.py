@@ -67,6 +67,7 @@ class Waiting:
     def release(self) -> None:
         if self._held:
             self._held = False
+            self.call.record.decided = self.listener.decided
             self._watch.cancel()
             self._inbox.forget(self.call.task_id)
             self._dispatcher.load.release(self.call.pool.name, self._lane)

@@ -10,7 +10,7 @@ import httpx
 
 from schemas.failures import FailureKind
 from schemas.messages import Failure
-from services.ingress.streaming import Pace
+from services.ingress.settings import IngressKnobs
 from tests.chat_bodies import answer_of, ask, delta, events_of
 from tests.ingress_bench import eventually, ingress_bench
 
@@ -20,7 +20,7 @@ def stream(client: httpx.AsyncClient, **more: Any) -> asyncio.Task[httpx.Respons
 
 
 async def test_s4_a_queued_stream_is_pinged_and_then_told_of_the_failure(tmp_path: Path) -> None:
-    async with ingress_bench(tmp_path, pace=Pace(ping_s=0.05)) as bench, bench.http() as client:
+    async with ingress_bench(tmp_path, knobs=IngressKnobs(ping_s=0.05)) as bench, bench.http() as client:
         call = stream(client)
         task = await bench.next_task()
         await asyncio.sleep(0.3)

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services.adapters.telemetry import REDACTED, Redactor, secrets_of, setup_tracing
-from services.ingress.tracing import RequestSpan
+from services.ingress.tracing import served_request
 
 PROGRAM = """
 import logging, structlog
@@ -75,10 +75,10 @@ def test_a_request_and_its_send_are_one_trace_with_the_callers() -> None:
     provider.add_span_processor(SimpleSpanProcessor(exported))
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
-    request = RequestSpan(provider.get_tracer("test"), "POST", "/v1/x", headers)
-    span, traceparent = request.publishing("lane")
+    request = served_request(provider.get_tracer("test"), "POST", "/v1/x", headers)
+    span, traceparent = request.sending("lane", 3, "r")
     span.end()
-    request.end(200, {"chimera.task_id": "t", "chimera.attempt": None})
+    request.end({"http.response.status_code": 200, "chimera.task_id": "t", "chimera.attempt": None})
     sent, served = exported.get_finished_spans()
     assert sent.context is not None
     assert served.context is not None
