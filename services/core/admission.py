@@ -14,6 +14,7 @@ from services.core.field_checks import (
     Check,
     Refusal,
     an_object,
+    deeper_than,
     expected,
     first_fault,
     flag,
@@ -29,6 +30,7 @@ from services.core.field_checks import (
 )
 
 BodyKind = Literal["chat", "completion"]
+MOST_LEVELS = 128  # what is read can be written again: orjson reads 1,024 levels and writes 254
 _IMAGE_TOKENS = 768  # of a picture at usual sizes; only ever used to rule pools out
 _MESSAGE_TOKENS = 4  # role and separators
 _IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
@@ -191,6 +193,8 @@ def admit(kind: BodyKind, body: Any) -> Admitted | Refusal:
     """What a parsed body asks for, or the first thing that is wrong with it."""
     if not isinstance(body, dict):
         return Refusal("The request body must be a JSON object.", None, "invalid_body")
+    if deeper_than(MOST_LEVELS, body):
+        return Refusal(f"The request body is nested in more than {MOST_LEVELS} levels.", None, "invalid_body")
     content, what = _REQUIRED[kind]
     for name, shape in (("model", "a string"), (content, what)):
         if body.get(name) is None:

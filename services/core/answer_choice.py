@@ -113,9 +113,14 @@ class ChoiceAssembly:
             self._text.append(text)
         if isinstance(choice.get("logprobs"), dict):
             self._add_logprobs(choice["logprobs"])
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        self._finish(choice.get("finish_reason"))
         for name in choice.keys() - _CHOICE_FIELDS:
             last_wins(self._extra, name, choice[name])
+
+    def _finish(self, reason: Any) -> None:
+        if reason and not isinstance(reason, str):
+            raise MalformedChunkError("choices[].finish_reason is not a string")
+        self.finish_reason = reason or self.finish_reason
 
     def _add_calls(self, parts: list[Json]) -> None:
         for part in parts:

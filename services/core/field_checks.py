@@ -34,6 +34,22 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def deeper_than(levels: int, value: Any) -> bool:
+    """Whether lists and objects are nested in more than `levels` levels; never by recursion."""
+    level = [value]
+    for _ in range(levels):
+        level = [part for item in level for part in _parts(item)]
+        if not level:
+            return False
+    return any(isinstance(item, (dict, list)) for item in level)
+
+
+def _parts(item: Any) -> list[Any]:
+    """The lists and objects right within a list or an object."""
+    inner = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    return [part for part in inner if isinstance(part, (dict, list))]
+
+
 def whole(low: int, high: int | None = None) -> Check:
     what = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
 

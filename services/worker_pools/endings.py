@@ -30,6 +30,7 @@ NextPlace = Literal["local", "parked", "closed"]
 
 log = structlog.get_logger(__name__)
 _BLOB_AGAIN_S = 0.5
+_OURS = Failure(kind=FailureKind.INTERNAL, message="the worker failed")
 
 
 class Endings:
@@ -153,6 +154,10 @@ class Endings:
             await self._reports.deliver(self._reports.dead(held, dead_reason))
         await self._reports.deliver(self._reports.failed_untried(held, failure))
         self._desk.let_go(held, ended=True)
+
+    async def broken(self, held: Held) -> None:
+        """A fault of ours, which another try would meet again."""
+        await self.untried(held, _OURS)
 
     async def prune(self, held: Held, reason: str) -> None:
         """A task that is over by another's word leaves without one of ours; poison goes to the dead first."""

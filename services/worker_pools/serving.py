@@ -23,7 +23,6 @@ from services.worker_pools.try_watch import TryWatch, Verdict
 log = structlog.get_logger(__name__)
 
 After = Coroutine[Any, Any, None]
-_OURS = Failure(kind=FailureKind.INTERNAL, message="the worker failed")
 _NEVER_ANSWERED = frozenset({FailureKind.UNREACHABLE, FailureKind.RESET, FailureKind.FIRST_TOKEN_TIMEOUT})
 
 
@@ -67,7 +66,7 @@ class Serving:
         except Exception:
             watch.finish()
             log.exception("a task could not be prepared", task_id=held.task_id)
-            return self._endings.untried(held, _OURS)
+            return self._endings.broken(held)
         if isinstance(ready, Refused):
             watch.finish()
             return self._endings.untried(held, ready.failure, dead_reason=ready.dead)

@@ -12,7 +12,7 @@ from services.ports import Clock
 from services.worker_pools.backlog import Backlog
 from services.worker_pools.endings import Endings
 from services.worker_pools.held import Held, Phase
-from services.worker_pools.serving import Serving
+from services.worker_pools.serving import After, Serving
 from services.worker_pools.settings import WorkerKnobs
 
 log = structlog.get_logger(__name__)
@@ -79,13 +79,26 @@ class Slots:
     async def _serve(self, held: Held) -> None:
         try:
             settle = await self._serving.tried(held)
+        except Exception:
+            log.exception("a try broke inside the worker", task_id=held.task_id)
+            settle = self._endings.broken(held)
         finally:
+            if held.watch is not None:
+                held.watch.finish()
             held.watch = None
             held.phase = Phase.SETTLING
             self._free += 1
             self.fill()
         if settle is not None:
+            await self._settled(held, settle)
+
+    async def _settled(self, held: Held, settle: After) -> None:
+        """A task that could be neither tried nor ended would hold its offset, and its partition, for ever."""
+        try:
             await settle
+        except Exception:
+            log.exception("the end of a try could not be written", task_id=held.task_id)
+            await self._endings.broken(held)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self.work.discard(task)

@@ -174,6 +174,7 @@ class _Attempt:
                         self._embeddings = batch[0]
                     else:
                         self._take(batch)
+            return answer_verdict.of_embeddings(self._embeddings) if embedding else self.stream.verdict()
         except BackendFault as fault:
             return Failure(
                 kind=fault.kind,
@@ -191,7 +192,6 @@ class _Attempt:
         except Exception:
             log.exception("a try failed inside", attempt=call.attempt)
             return Failure(kind=FailureKind.INTERNAL, message="the worker failed")
-        return answer_verdict.of_embeddings(self._embeddings) if embedding else self.stream.verdict()
 
     def _take(self, batch: list[dict[str, Any]]) -> None:
         first = self.guards.first_s is None

@@ -131,6 +131,16 @@ async def test_q3_what_is_no_task_is_put_away_and_the_partition_moves_on(rig: Wo
     assert {message.failure.kind for message in failed.values()} == {FailureKind.UNDECODABLE}
 
 
+async def test_q3_what_breaks_the_worker_itself_is_told_and_the_partition_moves_on(rig: WorkerRig) -> None:
+    await rig.work()
+    deeper_than_orjson_writes = 300
+    deep = orjson.Fragment(b"[" * deeper_than_orjson_writes + b"]" * deeper_than_orjson_writes)
+    end = await rig.end(await rig.submit(payload=Payload(inline=orjson.Fragment(orjson.dumps({"x": deep})))))
+    assert isinstance(end, TaskFailed)
+    assert end.failure.kind is FailureKind.INTERNAL
+    await rig.commits_reach(1)
+
+
 async def test_q3_a_newer_version_is_kept_as_bytes(rig: WorkerRig) -> None:
     await rig.work()
     headers = [("type", b"RunTask"), ("v", b"2"), ("result_partition", b"1")]

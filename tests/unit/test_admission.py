@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.admission import Admitted, admit
+from services.core.admission import MOST_LEVELS, Admitted, admit
 from services.core.call_options import CallOptions, read_options
 from services.core.field_checks import Refusal
 
@@ -140,6 +141,17 @@ def test_more_text_is_never_fewer_tokens(one: str, more: str) -> None:
         return verdict.input_tokens
 
     assert tokens(one + more) >= tokens(one)
+
+
+@pytest.mark.parametrize("where", ["tools", "unknown"])
+def test_what_could_be_read_and_not_written_again_is_refused_at_the_edge(where: str) -> None:
+    def nested(levels: int) -> Any:
+        return orjson.loads(b"[" * levels + b"]" * levels)
+
+    assert isinstance(admit("chat", chat(unknown=nested(MOST_LEVELS - 1))), Admitted)
+    verdict = admit("chat", chat(**{where: nested(1_000)}))
+    assert isinstance(verdict, Refusal)
+    assert "128 levels" in verdict.message
 
 
 def test_a_header_wins_over_metadata() -> None:

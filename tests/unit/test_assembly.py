@@ -288,6 +288,7 @@ def test_assembly_leaves_the_chunks_as_they_are() -> None:
         {"choices": [1]},
         {"choices": [{"index": "0", "delta": {}}]},
         {"choices": [{"index": 0, "delta": "text"}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": {"why": "stop"}}]},
         chunk_of(delta_of(tool_calls={"index": 0})),
         chunk_of(delta_of(tool_calls=[{"index": "a"}])),
     ],
