@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import platform
 import time
@@ -68,7 +67,6 @@ async def _main() -> None:
                 steady=time.monotonic,
                 wall_ms=lambda: time.time_ns() // 1_000_000,
             )
-            _spare_the_collector()
             await bookkeeper.run(stop)
         finally:
             await publisher.stop()
@@ -100,14 +98,6 @@ async def _started(publisher: KafkaPublisher, stop: asyncio.Event) -> bool:
         return True
     starting.cancel()
     return False
-
-
-def _spare_the_collector() -> None:
-    """A batch makes thousands of objects that all die with it: looking through them on the way is a third of
-    its CPU time (measured)."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def _instance(settings: OrchestratorSettings) -> str:

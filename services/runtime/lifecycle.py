@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -38,8 +39,17 @@ def stop_event() -> asyncio.Event:
     return stop
 
 
+def _spare_the_collector() -> None:
+    """Requests and batches make thousands of objects that die with them, and hardly a cycle: looking through
+    them on the way was a third of the bookkeeper's CPU time (measured)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 def run_service(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs a service's main coroutine on uvloop; configuration faults end with status 78 and no traceback."""
+    _spare_the_collector()
     try:
         uvloop.run(main())
     except FleetFileError as fault:
