@@ -217,10 +217,10 @@ async def eventually_true(look: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-def new_bus(fleet: Fleet = FLEET) -> FakeBus:
+def new_bus(fleet: Fleet = FLEET, *, first_timestamp_ms: int = 1_000) -> FakeBus:
     names = TopicNames(fleet.prefix)
     specs = fleet_topics(names, [pool.name for pool in fleet.pools], fleet.partitions)
-    return FakeBus({spec.name: spec.partitions for spec in specs})
+    return FakeBus({spec.name: spec.partitions for spec in specs}, first_timestamp_ms=first_timestamp_ms)
 
 
 @asynccontextmanager

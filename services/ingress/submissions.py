@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +141,8 @@ class Submissions:
                 await self._submit(record, found)
         except Exception as fault:  # noqa: BLE001 - as the next line says
             # A record that we fail on must not stop its partition: its bytes wait for who mends the fault.
-            _log.exception("a submission failed inside", place=str(taken.place))
+            where = "".join(traceback.format_tb(fault.__traceback__)[-3:])  # its message may quote the body
+            _log.error("a submission failed inside", fault=type(fault).__name__, where=where)
             reason = f"the ingress failed on it: {type(fault).__name__}"
             await self._put_aside(record, Odd("dead", reason, task_id, FailureKind.INTERNAL))
         self._offsets.done(taken.place)
