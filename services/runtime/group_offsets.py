@@ -83,7 +83,7 @@ class GroupOffsets:
                 tracker = self._begun_anew(record, fault)
                 received = tracker.received(record.offset)
             if received is not Received.DONE:
-                place = Place(record.partition, record.offset, self._epoch)
+                place = Place(record.partition, record.offset, tracker.epoch)
                 taken.append(Taken(record, place, received is Received.KNOWN))
         return taken
 

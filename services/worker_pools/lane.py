@@ -179,7 +179,7 @@ class Lane:
                 received = tracker.received(record.offset)
             if received is Received.DONE:
                 continue
-            place = Position(self.priority, record.partition, record.offset, self._epoch)
+            place = Position(self.priority, record.partition, record.offset, tracker.epoch)
             if received is Received.KNOWN and self._owner.holds(task_id_of(record), place):
                 continue
             redelivered = record.offset < self._high_water.get(record.partition, 0)
