@@ -22,9 +22,7 @@ _LOOK_S = 0.02
 
 
 class HandOver:
-    """`lend`: the task runs on here, held by its row. `leave`: it waits for its next try, and its row has
-    it now.
-    """
+    """`lend`: the task runs on here, held by its row. `leave`: its row has it until its next try."""
 
     def __init__(self, desk: Desk, reports: Reports, clock: Clock, knobs: WorkerKnobs) -> None:
         self._desk = desk
@@ -33,9 +31,7 @@ class HandOver:
         self._knobs = knobs
 
     async def at_revoke(self, priority: str, partitions: Collection[int], waiting: Iterable[Held]) -> None:
-        """Within the hand-over's time: what runs of these partitions is lent, what waits for a retry is
-        left.
-        """
+        """Within the hand-over's time: what runs of these partitions is lent, what waits for a retry left."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._knobs.handover_s
         concerned = [held for held in self._desk.all() if _stands_in(held, priority, partitions)]
@@ -47,31 +43,28 @@ class HandOver:
         while any(held.positions for held in settling) and loop.time() < until_s:
             await asyncio.sleep(_LOOK_S)
 
-    async def lend(self, held: Held, timeout_s: float) -> bool:
-        """A row with this worker as holder takes over from the lane record; False where that was not
-        heard.
-        """
+    async def lend(self, held: Held, timeout_s: float) -> None:
+        """A row with this worker as holder takes over from the lane record, once it is acknowledged."""
         attempt = held.attempt
         if attempt is None or held.lent:
-            return False
+            return
         record = self._reports.parked(held, attempt, self._due_ms(), envelope=True)
         if not await self._reports.delivered_within(record, timeout_s):
-            return False
-        if self._desk.get(held.task_id) is held:
+            return
+        # Where the try ended meanwhile, its row does not hold the next one: the lane record still does.
+        same_try = held.attempt == attempt and held.phase is not Phase.QUEUED
+        if same_try and self._desk.get(held.task_id) is held:
             self._desk.lent(held)
-        return True
 
-    async def leave(self, held: Held, timeout_s: float) -> bool:
+    async def leave(self, held: Held, timeout_s: float) -> None:
         """A waiting task's row takes over, due when its next try is; the task is let go of."""
         attempt = held.attempt
         if attempt is None:
-            return False
+            return
         due_ms = max(held.headers.not_before_ms, self._reports.now_ms())
         record = self._reports.parked(held, attempt, due_ms, envelope=True)
-        if not await self._reports.delivered_within(record, timeout_s):
-            return False
-        self._desk.let_go(held, ended=False)
-        return True
+        if await self._reports.delivered_within(record, timeout_s):
+            self._desk.let_go(held, ended=False)
 
     async def renew_forever(self) -> None:
         while True:

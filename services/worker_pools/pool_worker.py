@@ -272,7 +272,7 @@ class PoolWorker:
                 self._desk.drop(held)
         log.info("draining", held=len(self._desk), in_flight=self._slots.in_flight)
         for held in retries:
-            self._slots.spawn(self._left(held))
+            self._slots.spawn(self._hand_over.leave(held, self._knobs.ack_timeout_s))
         await until(lambda: not self._slots.in_flight, self._knobs.drain_s)
         for held in self._desk.all():
             if held.phase is Phase.TRYING and held.watch is not None:
@@ -280,6 +280,3 @@ class PoolWorker:
         await until(lambda: not (self._slots.work or self._reports.unsent), self._knobs.settle_s)
         await until(lambda: not self._pump.waiting, self._knobs.ack_timeout_s)
         log.info("drained", left=len(self._desk))
-
-    async def _left(self, held: Held) -> None:
-        await self._hand_over.leave(held, self._knobs.ack_timeout_s)

@@ -1,0 +1,68 @@
+"""A row takes over from a lane record only while the try that it names still runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from schemas.headers import TaskHeaders
+from schemas.topics import TopicNames
+from services.core.fleet import DEFAULT_WEIGHTS
+from services.worker_pools.backlog import Backlog
+from services.worker_pools.desk import Desk
+from services.worker_pools.handover import HandOver
+from services.worker_pools.held import Held, Phase, Position
+from services.worker_pools.reports import Reports
+from services.worker_pools.settings import WorkerKnobs
+from tests.fakes.bus import FakeBus, FakePublisher
+
+NAMES = TopicNames("t.")
+PLACE = Position("interactive", 0, 7, 1)
+
+
+class RealClock:
+    def now_s(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+async def lent_while(after: str | None, phase: Phase) -> tuple[Held, list[Position]]:
+    """A task whose try was lent, and the places done, where it had come to `after` by the acknowledgement."""
+    bus = FakeBus({NAMES.results: 1})
+    publisher = FakePublisher(bus)
+    await publisher.start()
+    clock, knobs, done = RealClock(), WorkerKnobs(), list[Position]()
+    desk = Desk(Backlog(DEFAULT_WEIGHTS, 10, 1_000_000), clock, done.append)
+    headers = TaskHeaders("req", int(time.time() * 1000) + 60_000, 0)
+    held = Held("task", "interactive", "lane", headers, (), b"{}", 0, redelivered=False, origin=(0, 7))
+    desk.take(held, PLACE)
+    desk.backlog.remove(held)
+    held.phase, held.attempt = Phase.TRYING, "first"
+    hand_over = HandOver(desk, Reports(publisher, NAMES, "worker", clock, knobs), clock, knobs)
+    bus.freeze()
+    lending = asyncio.create_task(hand_over.lend(held, 5.0))
+    await asyncio.sleep(0)
+    held.attempt, held.phase = after, phase
+    bus.thaw()
+    await lending
+    return held, done
+
+
+async def test_a_try_that_runs_is_held_by_its_row() -> None:
+    held, done = await lent_while("first", Phase.TRYING)
+    assert held.lent
+    assert done == [PLACE]
+
+
+async def test_a_task_that_waits_for_its_next_try_is_still_held_by_its_lane_record() -> None:
+    held, done = await lent_while("first", Phase.QUEUED)
+    assert not held.lent
+    assert (held.positions, done) == ([PLACE], [])
+
+
+async def test_the_next_try_is_not_held_by_the_row_of_the_last() -> None:
+    held, done = await lent_while("second", Phase.TRYING)
+    assert not held.lent
+    assert (held.positions, done) == ([PLACE], [])
