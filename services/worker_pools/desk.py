@@ -10,7 +10,7 @@ from services.core.tombstones import Tombstones
 from services.ports import Clock
 from services.worker_pools.backlog import Backlog
 from services.worker_pools.held import Held, Phase, Position
-from services.worker_pools.try_watch import Verdict
+from services.worker_pools.try_watch import Cause, Verdict
 
 
 class Desk:
@@ -90,7 +90,8 @@ class Desk:
         if held is None or (attempt is not None and attempt != held.attempt):
             return None
         if held.phase is Phase.TRYING and held.watch is not None:
-            held.watch.stop(Verdict("cancel", FailureKind.CANCELLED, reason))
+            cause: Cause = "cancel" if attempt is None else "superseded"
+            held.watch.stop(Verdict(cause, FailureKind.CANCELLED, reason))
             return None
         if attempt is None and held.phase is Phase.QUEUED and self.backlog.remove(held):
             held.phase = Phase.SETTLING
@@ -99,6 +100,7 @@ class Desk:
 
 
 def _parked_key(held: Held) -> str:
-    """A parked task may come back on another offset within minutes: only this very record is done."""
+    """A parked task may come back on another offset within minutes, and a log that began anew has other tasks
+    on the old ones: only this very record is done."""
     partition, offset = held.origin
-    return f"{held.lane}/{partition}/{offset}"
+    return f"{held.task_id}@{held.lane}/{partition}/{offset}"

@@ -59,6 +59,8 @@ class Endings:
             await self._succeeded(held, kind, keep_answer, end)
         elif end.verdict is not None and end.verdict.cause == "cancel":
             await self._closed(held, end, end.verdict.reason, failure)
+        elif end.verdict is not None and end.verdict.cause == "superseded":
+            await self._superseded(held, end, failure)
         elif end.verdict is not None and end.verdict.cause == "drain" and not end.streamed:
             held.headers = self._spent(held, end, charged=False)
             await self._park(held, end, failure, self._reports.now_ms(), charged=False)
@@ -125,6 +127,16 @@ class Endings:
             await self._reports.deliver(self._reports.dead(held, reason))
         await self._reports.deliver(self._attempt_failed(held, end, failure, "closed", charged=False))
         self._desk.let_go(held, ended=True)
+
+    async def _superseded(self, held: Held, end: TryEnd, failure: Failure) -> None:
+        """This attempt alone was cancelled: its task runs elsewhere, or for a lane record that came here."""
+        next_: NextPlace = "local" if held.positions else "closed"
+        await self._reports.deliver(self._attempt_failed(held, end, failure, next_, charged=False))
+        if held.positions:
+            held.lent = False
+            self._desk.backlog.push(held, self._clock.now_s())
+        else:
+            self._desk.let_go(held, ended=False)
 
     async def _give_up(
         self, held: Held, kind: TaskKind, end: TryEnd, failure: Failure, reason: GiveUpReason

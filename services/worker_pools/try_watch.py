@@ -11,13 +11,14 @@ from typing import Literal
 
 from schemas.failures import FailureKind
 
-Cause = Literal["guard", "cancel", "drain"]
+Cause = Literal["guard", "cancel", "superseded", "drain"]
 Due = Callable[[], tuple[float, FailureKind]]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a try was ended: a guard of kind `kind`, a cancel with its `reason`, or the drain."""
+    """Why a try was ended: a guard of kind `kind`, a cancel of the task with its `reason`, a cancel of this
+    attempt alone (its task goes on elsewhere), or the drain."""
 
     cause: Cause
     kind: FailureKind

@@ -101,6 +101,29 @@ async def test_q5_a_holder_renews_without_the_envelope_until_the_end(
         assert len(rig.of(TaskParked, task_id)) == count
 
 
+@pytest.mark.parametrize("comes_first", ["cancel", "record"])
+async def test_q5_a_task_that_was_swept_away_from_its_holder_still_runs(
+    rig: WorkerRig, server: ModelServerProcess, comes_first: str
+) -> None:
+    # the sweep put its row on a lane, and a late renewal was answered with a cancel of that attempt alone
+    await rig.work()
+    body = tries("swept", {"hang_after_chunks": 1}, {"text": "by the swept record"})
+    task_id = await rig.submit(body)
+    attempt = (await rig.started(task_id)).run.attempt
+    await rig.bus.rebalance(NAMES.lane_group(POOL.name, "interactive"))
+    await until(lambda: rig.of(TaskParked, task_id))
+    if comes_first == "record":
+        await rig.submit(body, task_id=task_id)
+        await asyncio.sleep(0.1)
+    await rig.cancel(task_id, attempt=attempt, reason="superseded")
+    assert (await rig.failed_try(task_id)).charged is False
+    if comes_first == "cancel":
+        await rig.submit(body, task_id=task_id)
+    assert text_of(await rig.answer(task_id)) == "by the swept record"
+    await rig.commits_reach(2)
+    assert len(server.log()) == 2
+
+
 async def test_q5_a_second_record_of_a_held_task_is_done_with_it(
     rig: WorkerRig, server: ModelServerProcess
 ) -> None:
