@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -110,16 +110,20 @@ def pid_of(fleet: Scripted, name: str) -> int:
 
 
 @asynccontextmanager
-async def unwritable_results(fleet: Scripted) -> AsyncIterator[None]:
-    """The broker refuses every record for `results` (too large) and takes commits as ever."""
+async def unwritable(fleet: Scripted, name: str) -> AsyncIterator[None]:
+    """The broker refuses every record for the topic (too large) and takes commits as ever."""
     names, stage = TopicNames(fleet.stage.fleet.prefix), fleet.stage
     topics = fleet_topics(names, [pool.name for pool in stage.fleet.pools], stage.fleet.partitions)
-    results = next(topic for topic in topics if topic.name == names.results)
-    await _configure(fleet, results.name, {**results.config, "max.message.bytes": "1"})
+    topic = next(topic for topic in topics if topic.name == name)
+    await _configure(fleet, name, {**topic.config, "max.message.bytes": "1"})
     try:
         yield
     finally:
-        await _configure(fleet, results.name, results.config)
+        await _configure(fleet, name, topic.config)
+
+
+def unwritable_results(fleet: Scripted) -> AbstractAsyncContextManager[None]:
+    return unwritable(fleet, TopicNames(fleet.stage.fleet.prefix).results)
 
 
 async def _configure(fleet: Scripted, topic: str, config: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,12 +110,17 @@ def new_marker() -> str:
 
 @asynccontextmanager
 async def scripted_fleet(
-    workdir: Path, broker: BrokerKind, *, slots: int = 32, more_pools: str = ""
+    workdir: Path,
+    broker: BrokerKind,
+    *,
+    slots: int = 32,
+    more_pools: str = "",
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Scripted]:
-    """Runs until the block ends; everything it started is stopped by pid."""
+    """Runs until the block ends; everything it started is stopped by pid. `environment`: of the services."""
     async with ModelServerProcess(model="breaking", chunks=6) as server:
         pools = SCRIPTED_POOL.format(base_url=server.base_url, slots=slots) + more_pools
         prefix = f"e{uuid.uuid4().hex[:8]}."
         fleet = f"version: 1\nprefix: {prefix}\npartitions: 4\npools:{pools}"
-        async with Stage(StageOptions(workdir, fleet, broker)) as stage:
+        async with Stage(StageOptions(workdir, fleet, broker, environment=environment or {})) as stage:
             yield Scripted(stage, server)
