@@ -25,7 +25,8 @@ from schemas.messages import (
     Try,
 )
 from schemas.topics import TopicNames
-from services.ports import BusError, Clock, OutRecord, Publisher
+from services.ports import BusError, Clock, InRecord, OutRecord, Publisher
+from services.runtime.set_aside import dead_record, kept_record
 from services.worker_pools.held import Held
 from services.worker_pools.intake import Odd
 from services.worker_pools.settings import WorkerKnobs
@@ -146,36 +147,17 @@ class Reports:
         return self.result(held, message)
 
     def dead(self, held: Held, reason: str) -> OutRecord:
-        return self._dead_record(
-            held.task_id.encode(),
-            held.lane_value,
-            held.lane_headers,
-            reason,
-            held.headers.tries,
-            (held.lane, *held.origin),
+        key, (partition, offset) = held.task_id.encode(), held.origin
+        record = InRecord(
+            held.lane, partition, offset, held.written_ms, key, held.lane_value, held.lane_headers
         )
+        return dead_record(record, self._names, reason, held.headers.tries)
 
     def dead_odd(self, odd: Odd) -> OutRecord:
-        record = odd.record
-        return self._dead_record(
-            record.key,
-            record.value,
-            record.headers,
-            odd.reason,
-            odd.tries,
-            (record.topic, record.partition, record.offset),
-        )
+        return dead_record(odd.record, self._names, odd.reason, odd.tries)
 
     def kept_odd(self, odd: Odd) -> OutRecord:
-        """Bytes of a newer version go to `results` as they are: the bookkeeper stores them in `kept`."""
-        record = odd.record
-        headers = [
-            *record.headers,
-            ("kept_origin_topic", record.topic.encode()),
-            ("kept_origin_partition", str(record.partition).encode()),
-            ("kept_origin_offset", str(record.offset).encode()),
-        ]
-        return OutRecord(self._names.results, record.key, record.value, headers, odd.result_partition)
+        return kept_record(odd.record, self._names, odd.result_partition)
 
     def failed_odd(self, odd: Odd) -> OutRecord | None:
         """The end of a task whose record cannot be read, where its id and partition can."""
@@ -194,23 +176,3 @@ class Reports:
             _WIRE_HEADERS[TaskFailed],
             odd.result_partition,
         )
-
-    def _dead_record(
-        self,
-        key: bytes | None,
-        value: bytes | None,
-        headers: tuple[tuple[str, bytes], ...],
-        reason: str,
-        tries: int,
-        origin: tuple[str, int, int],
-    ) -> OutRecord:
-        topic, partition, offset = origin
-        own = {
-            "dead_reason": reason,
-            "dead_tries": str(tries),
-            "dead_origin_topic": topic,
-            "dead_origin_partition": str(partition),
-            "dead_origin_offset": str(offset),
-        }
-        wire = [*headers, *((name, text.encode()) for name, text in own.items())]
-        return OutRecord(self._names.dead, key, value, wire)
