@@ -92,11 +92,11 @@ class KafkaLogReader:
         self._watch.began(self._positions.keys(), clock())
         try:
             batches = await consumer.getmany(timeout_ms=timeout_ms, max_records=max_records)
-            if consumer is not self._consumer:
-                return []  # replaced while we waited; the new one begins at the same positions
-            records = self._taken(batches)
             if self._behind:
                 await self._note_progress(consumer)
+            if consumer is not self._consumer:
+                return []  # replaced while we waited; the new one begins at the same positions
+            records = self._taken(batches)  # nothing may fail from here on: our positions are past them
         except LIBRARY_FAULTS as fault:
             if consumer is not self._consumer:
                 return []
