@@ -64,7 +64,7 @@ def failed(failure: Failure) -> ApiError:
     if facts.http_status in (429, 503):
         wait_s = failure.retry_after_s if failure.retry_after_s is not None else _RETRY_AFTER_S
         headers["retry-after"] = str(max(1, math.ceil(wait_s)))
-    elif facts.http_status in (502, 504) or (facts.http_status >= 500 and not facts.retryable):
+    elif facts.http_status >= 500:
         headers |= NEVER_REPEAT
     ours = failure.kind in _OURS
     return ApiError(

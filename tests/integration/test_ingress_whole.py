@@ -105,6 +105,7 @@ async def test_text_completions_are_served(tmp_path: Path) -> None:
         (FailureKind.SERVER_ERROR, 502, "false"),
         (FailureKind.BAD_ANSWER, 502, "false"),
         (FailureKind.DEADLINE, 504, "false"),
+        (FailureKind.INTERNAL, 500, "false"),
     ],
 )
 async def test_a_failure_has_its_status(
