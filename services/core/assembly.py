@@ -4,7 +4,6 @@ Usage is the last one that any chunk carries, so a cumulative one is counted onc
 How choices are put together: answer_choice.py.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.core.answer_choice import (
@@ -16,18 +15,12 @@ from services.core.answer_choice import (
     index_of,
     last_wins,
 )
+from services.core.usage import estimated_tokens
 
-__all__ = ["Assembly", "Json", "MalformedChunkError", "TokenCount", "has_content"]
+__all__ = ["Assembly", "Json", "MalformedChunkError", "has_content"]
 
 _OBJECTS = {"chat": "chat.completion", "text": "text_completion"}
 _OWN_FIELDS = frozenset({"id", "model", "object", "choices", "usage", "created"})
-_BYTES_PER_TOKEN = 4  # of English under the usual vocabularies; an estimate, and marked as one
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCount:
-    value: int
-    estimated: bool
 
 
 def has_content(chunk: Json) -> bool:
@@ -100,13 +93,10 @@ class Assembly:
         self._content_chunks += content
         return content
 
-    def completion_tokens(self) -> TokenCount:
-        """The backend's count where it gave one, else an estimate from the chunks and bytes that came."""
-        told = self._usage.get("completion_tokens") if self._usage is not None else None
-        if isinstance(told, int) and not isinstance(told, bool):
-            return TokenCount(told, estimated=False)
-        count = sum(choice.content_bytes() for choice in self._choices.values())
-        return TokenCount(max(self._content_chunks, -(-count // _BYTES_PER_TOKEN)), estimated=True)
+    def estimated_output_tokens(self) -> int:
+        """From the chunks and bytes that came, for a backend that counted nothing itself."""
+        content_bytes = sum(choice.content_bytes() for choice in self._choices.values())
+        return max(self._content_chunks, estimated_tokens(content_bytes))
 
     def answer(self, created_s: int = 0) -> dict[str, Any]:
         """The unstreamed answer; `created_s` (Unix time) stands in where no chunk said when it was made."""

@@ -81,14 +81,8 @@ class AnswerStream:
         return answer_verdict.of_stream(self._assembly)
 
     def usage(self, prompt_bytes: int) -> Usage:
-        told = self._assembly.usage
-        return usage.counted(
-            told,
-            prompt_bytes=prompt_bytes,
-            output_tokens=0
-            if told and "completion_tokens" in told
-            else self._assembly.completion_tokens().value,
-        )
+        estimate = self._assembly.estimated_output_tokens()
+        return usage.counted(self._assembly.usage, prompt_bytes=prompt_bytes, output_tokens=estimate)
 
     def end(self, counted: Usage, *, whole: bool) -> None:
         """Passes on what is left; after a whole answer with the usage, where it was asked for."""
