@@ -7,7 +7,9 @@ the richest is served and pays the sum of the waiting weights. Over a full round
 from collections.abc import Mapping
 from types import MappingProxyType
 
-WEIGHTS: Mapping[str, int] = MappingProxyType({"interactive": 8, "standard": 3, "batch": 1})
+from services.core.fleet import DEFAULT_WEIGHTS
+
+WEIGHTS: Mapping[str, int] = MappingProxyType({str(name): weight for name, weight in DEFAULT_WEIGHTS.items()})
 WAIT_BOUND_S = 10.0
 # A lane becomes urgent before its bound, so that the bound holds with a slot coming free every 0.6 s.
 _URGENT_SHARE = 0.8

@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import Protocol
 
-
-class FailureFacts(Protocol):
-    """What a failure kind says about itself. Retryable and not the backend's fault is back-pressure (429)."""
-
-    @property
-    def retryable(self) -> bool: ...
-    @property
-    def counts_against_backend(self) -> bool: ...
+from schemas.failures import FailureFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +29,7 @@ class RetryPolicy:
 class FailedTry:
     """A try without an outcome. `tries` and `spent_usd` include it; `deadline_s` is on the caller's clock."""
 
-    kind: FailureFacts
+    facts: FailureFacts
     tries: int
     deadline_s: float
     content_streamed: bool = False
@@ -90,7 +82,7 @@ def after_failure(failed: FailedTry, policy: RetryPolicy, now_s: float, uniform:
 
 
 def _barred(failed: FailedTry, policy: RetryPolicy) -> GiveUpReason | None:
-    if not failed.kind.retryable:
+    if not failed.facts.retryable:
         return GiveUpReason.NOT_RETRYABLE
     if failed.content_streamed:
         return GiveUpReason.STREAMED
@@ -102,7 +94,7 @@ def _barred(failed: FailedTry, policy: RetryPolicy) -> GiveUpReason | None:
 
 
 def _window_s(failed: FailedTry, policy: RetryPolicy) -> float:
-    backpressure = not failed.kind.counts_against_backend
+    backpressure = not failed.facts.counts_against_backend  # retryable and not the backend's fault, as a 429
     base_s = policy.backpressure_base_s if backpressure else policy.base_s
     doublings = min(max(failed.tries - 1, 0), 32)  # the count comes from a header and may be any number
     return min(policy.cap_s, base_s * float(2**doublings))

@@ -100,7 +100,7 @@ class Endings:
 
     def _next(self, held: Held, end: TryEnd, failure: Failure) -> Next:
         failed = FailedTry(
-            kind=FAILURE_FACTS[failure.kind],
+            facts=FAILURE_FACTS[failure.kind],
             tries=held.headers.tries + 1,
             deadline_s=held.headers.deadline_ms / 1000,
             content_streamed=end.streamed,

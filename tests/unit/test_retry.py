@@ -1,11 +1,12 @@
 """What follows a failed try."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.failures import FAILURE_FACTS, FailureFacts, FailureKind
 from services.core.retry import (
     FailedTry,
     GiveUp,
@@ -18,15 +19,8 @@ from services.core.retry import (
     parse_retry_after,
 )
 
-
-@dataclass(frozen=True)
-class Kind:
-    retryable: bool = True
-    counts_against_backend: bool = True
-
-
-FAULT = Kind()
-BACKPRESSURE = Kind(counts_against_backend=False)
+FAULT = FAILURE_FACTS[FailureKind.SERVER_ERROR]
+BACKPRESSURE = FAILURE_FACTS[FailureKind.RATE_LIMITED]
 NOW_S = 1_000.0
 FIRST = FailedTry(FAULT, tries=1, deadline_s=NOW_S + 120)
 
@@ -39,7 +33,7 @@ def wait_s(followed: Next) -> float:
 @pytest.mark.parametrize(
     ("failed", "reason"),
     [
-        (replace(FIRST, kind=Kind(retryable=False)), GiveUpReason.NOT_RETRYABLE),
+        (replace(FIRST, facts=FAILURE_FACTS[FailureKind.BAD_REQUEST]), GiveUpReason.NOT_RETRYABLE),
         (replace(FIRST, content_streamed=True), GiveUpReason.STREAMED),
         (replace(FIRST, tries=3), GiveUpReason.TRIES),
         (replace(FIRST, spent_usd=0.02, budget_usd=0.02), GiveUpReason.BUDGET),
@@ -65,22 +59,22 @@ def test_the_window_doubles_with_each_try_up_to_the_cap() -> None:
 
 
 def test_backpressure_waits_longer_than_a_fault() -> None:
-    pressed = after_failure(replace(FIRST, kind=BACKPRESSURE), RetryPolicy(), NOW_S, 0.5)
+    pressed = after_failure(replace(FIRST, facts=BACKPRESSURE), RetryPolicy(), NOW_S, 0.5)
     assert wait_s(pressed) > wait_s(after_failure(FIRST, RetryPolicy(), NOW_S, 0.5))
 
 
 @given(
-    kind=st.sampled_from([FAULT, BACKPRESSURE]),
+    facts=st.sampled_from([FAULT, BACKPRESSURE]),
     tries=st.integers(0, 10**6),
     left_s=st.floats(-10, 1e6),
     retry_after_s=st.none() | st.floats(0, 1e6),
     uniform=st.floats(0, 1, exclude_max=True),
 )
 def test_the_next_try_is_before_the_deadline_and_not_before_the_backend_allows_it(
-    kind: Kind, tries: int, left_s: float, retry_after_s: float | None, uniform: float
+    facts: FailureFacts, tries: int, left_s: float, retry_after_s: float | None, uniform: float
 ) -> None:
     policy = RetryPolicy(max_tries=10**7)
-    failed = FailedTry(kind, tries, NOW_S + left_s, retry_after_s=retry_after_s)
+    failed = FailedTry(facts, tries, NOW_S + left_s, retry_after_s=retry_after_s)
     followed = after_failure(failed, policy, NOW_S, uniform)
     if isinstance(followed, GiveUp):
         assert followed.reason is GiveUpReason.DEADLINE
