@@ -226,4 +226,3 @@ class ReplyChunk(Message):
 
 
 TERMINAL = (TaskSucceeded, TaskFailed, TaskClosed)
-ResultRecord = AttemptStarted | AttemptFailed | TaskParked | TaskSucceeded | TaskFailed | TaskClosed

@@ -89,7 +89,7 @@ async def _answers(client: httpx.AsyncClient, url: str) -> bool:
 
 
 async def start_all(processes: list[Supervised], say: Callable[[str], None]) -> None:
-    """Starts them side by side; the first that fails stops the others and is raised."""
+    """Starts them side by side. Raises the first failure once each is ready or failed; stops nothing."""
     loop = asyncio.get_running_loop()
 
     async def start(process: Supervised) -> None:

@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 from services.ingress.call_record import CallRecord
 
 OTHER = "other"
-STAGES = ("auth", "route", "queue", "first_token", "decode", "reply")
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 _BOUND_LABELS = (*map(str, _BOUNDS_S), "+Inf")
 
@@ -29,11 +28,11 @@ class _Histogram:
     def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
         self._name, self._text, self._labels = name, text, labels
         self._counts: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0] * len(_BOUND_LABELS))
-        self._sums: Counter[tuple[str, ...]] = Counter()
+        self._sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
 
     def observe(self, labels: tuple[str, ...], value: float) -> None:
         self._counts[labels][bisect_left(_BOUNDS_S, value)] += 1
-        self._sums[labels] += value  # type: ignore[assignment] # Counter's values may be any number
+        self._sums[labels] += value
 
     def family(self) -> Metric:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)

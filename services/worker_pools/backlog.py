@@ -32,9 +32,6 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._queue) + len(self._ahead)
 
-    def waiting(self, priority: str) -> int:
-        return self._queue.eligible(priority)
-
     def room(self, priority: str) -> int:
         """How many more tasks of this priority may be read now."""
         most, most_bytes = self._most[priority]
