@@ -30,7 +30,7 @@ SCRIPTED_POOL = """
     features: [tools, json_object, json_schema, logprobs, completions]
     context_tokens: 8192
     price: {{input_per_mtok: 1.0, output_per_mtok: 2.0}}
-    timeouts: {{connect_s: 1.0, first_token_s: 6.0, idle_s: 2.0, total_s: 60.0}}
+    timeouts: {{connect_s: 1.0, first_token_s: 6.0, idle_s: 2.0, total_s: 60.0, min_tokens_per_s: 3.0}}
 """
 
 

@@ -116,6 +116,23 @@ async def test_s4_silence_after_content_ends_in_an_error_and_frees_the_model(
     assert hung.outcome == "disconnected"
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_s4_a_drip_below_the_least_rate_is_cut_off(
+    fleet: Scripted, client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    marker, text = new_marker(), "thirty characters, one by one."
+    ask = streamed if stream else whole
+    tries = [{"text": text, "drip_s": 0.9}, {"text": TEXT}]
+    if stream:
+        with pytest.raises(openai.APIError):
+            await ask(client, marker, {"id": marker, "tries": tries})
+    else:  # nobody has seen anything of the first try
+        assert await ask(client, marker, {"id": marker, "tries": tries}) == TEXT
+    dripped = (await fleet.ended(marker))[0]
+    assert dripped.outcome == "disconnected"
+    assert 1 <= dripped.chunks < len(text)
+
+
 async def test_s4_silence_before_content_is_tried_elsewhere(
     fleet: Scripted, client: openai.AsyncOpenAI
 ) -> None:
