@@ -25,9 +25,9 @@ STOPPED = "stopped"
 class AttemptRecord(BaseModel):
     """One line of the log. `started_s` and `ended_s` are seconds since the epoch, `seconds` the time between.
 
-    `attempt` is the caller's x-request-id, `marker` the body's x_marker. `outcome`: running, ok, disconnected
-    (the client hung up), scripted:<what>, refused (our 400), stopped (SIGTERM). `tokens_out` and `chunks`
-    (content chunks of a stream) are those sent.
+    `attempt` is the caller's x-request-id, `traceparent` its header of that name, `marker` the body's x_marker.
+    `outcome`: running, ok, disconnected (the client hung up), scripted:<what>, refused (our 400), stopped
+    (SIGTERM). `tokens_out` and `chunks` (content chunks of a stream) are those sent.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -43,6 +43,7 @@ class AttemptRecord(BaseModel):
     tokens_in: int
     tokens_out: int
     chunks: int
+    traceparent: str | None = None
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Attempt:
 
     attempt: str | None
     path: str
+    traceparent: str | None = None
     marker: Any = None
     stream: bool = False
     tokens_in: int = 0
@@ -75,6 +77,7 @@ class Attempt:
                 "tokens_in": self.tokens_in,
                 "tokens_out": self.tokens_out,
                 "chunks": self.chunks,
+                "traceparent": self.traceparent,
             },
             option=orjson.OPT_APPEND_NEWLINE,
         )

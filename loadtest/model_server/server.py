@@ -76,8 +76,7 @@ class ModelServer:
             await self._attempt(kind, request, exchange)
 
     async def _attempt(self, kind: Kind, request: Request, exchange: Exchange) -> None:
-        name = request.headers.get(b"x-request-id")
-        attempt = Attempt(attempt=None if name is None else name.decode("latin-1"), path=request.path)
+        attempt = Attempt(_text(request, b"x-request-id"), request.path, _text(request, b"traceparent"))
         self._log.begin(attempt)
         try:
             attempt.outcome = await self._answer(kind, request, exchange, attempt)
@@ -137,6 +136,11 @@ class ModelServer:
             self._log.clear()
             self._scripts.clear()
         return {"status": "ok"}
+
+
+def _text(request: Request, name: bytes) -> str | None:
+    value = request.headers.get(name)
+    return None if value is None else value.decode("latin-1")
 
 
 async def _refuse(exchange: Exchange, status: int, message: str, code: str, param: str | None = None) -> None:
