@@ -14,12 +14,12 @@ from typing import Any
 
 import uuid_utils
 
-from schemas.topics import PRIORITIES, TopicNames
+from schemas.topics import PRIORITIES, Priority, TopicNames
 from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.kafka.group_source import KafkaGroupSource
 from services.adapters.kafka.log_reader import KafkaLogReader
 from services.adapters.kafka.publisher import KafkaPublisher
-from services.adapters.kafka.traits import traits_of
+from services.adapters.kafka.traits import BrokerTraits, traits_of
 from services.adapters.model_backends.openai import OpenAIBackend
 from services.adapters.model_backends.simulated import SimulatedBackend
 from services.adapters.telemetry import setup_logging, setup_tracing
@@ -167,17 +167,7 @@ async def _parts(
     if not await _started(durable, chunks, stop):
         return None
     return WorkerParts(
-        lanes={
-            priority: KafkaGroupSource(
-                bootstrap,
-                traits,
-                topic=names.lane(pool.name, priority),
-                group=names.lane_group(pool.name, priority),
-                client_id=f"{client_id}-{priority}",
-                fetch_max_wait_ms=traits.fetch_max_wait_ms[priority],
-            )
-            for priority in PRIORITIES
-        },
+        lanes={priority: _lane(bootstrap, traits, names, pool.name, priority) for priority in PRIORITIES},
         control=KafkaLogReader(
             bootstrap,
             traits,
@@ -193,6 +183,19 @@ async def _parts(
         clock=WallClock(),
         uniform=random_source.random,
         new_attempt=lambda: str(uuid_utils.uuid7()),
+    )
+
+
+def _lane(
+    bootstrap: str, traits: BrokerTraits, names: TopicNames, pool: str, priority: Priority
+) -> KafkaGroupSource:
+    return KafkaGroupSource(
+        bootstrap,
+        traits,
+        topic=names.lane(pool, priority),
+        group=names.lane_group(pool, priority),
+        client_id=f"chimera-worker-{pool}-{priority}",
+        fetch_max_wait_ms=traits.fetch_max_wait_ms[priority],
     )
 
 

@@ -1,5 +1,4 @@
-"""One process in front of one pool: reads its lanes, runs `slots` tries at once, and says on `results` what
-came.
+"""One process in front of one pool: reads its lanes, runs `slots` tries at once, reports on `results`.
 
 A task is, in this order: arrived (queued), served (a slot; decoded, tried), settled (its slot is free; what
 its end means is being acknowledged), let go of.
@@ -18,9 +17,7 @@ from schemas.messages import CancelTask
 from schemas.topics import TopicNames
 from services.core.fleet import Fleet, Pool
 from services.core.retry import RetryPolicy
-from services.ports import (
-    InRecord,
-)
+from services.ports import InRecord
 from services.worker_pools.backends import Backends
 from services.worker_pools.backlog import Backlog
 from services.worker_pools.chunk_sender import ChunkPump
@@ -43,6 +40,7 @@ from services.worker_pools.waits import event_set, first_of, until
 from services.worker_pools.worker_metrics import WorkerMetrics
 
 log = structlog.get_logger(__name__)
+_MOST_ODD = 64  # records that are being put away, of up to a megabyte each: beyond, nothing is read
 
 
 class PoolWorker:
@@ -67,23 +65,9 @@ class PoolWorker:
         self._desk = Desk(self._backlog, parts.clock, self._done)
         self._reports = Reports(parts.durable, names, worker_id, parts.clock, knobs)
         self._pump = ChunkPump(parts.chunks, names.replies, knobs.chunk_backlog)
-        self._endings = Endings(
-            self._desk,
-            self._reports,
-            parts.blobs,
-            parts.clock,
-            parts.uniform,
-            RetryPolicy(max_tries=fleet.max_tries),
-        )
-        serving = self._serving = Serving(
-            self._desk,
-            self._reports,
-            self._endings,
-            Starts(pool, self._reports, parts.blobs, parts.clock, parts.new_attempt),
-            Tries(pool, parts.model, Backends(pool.base_urls, parts.uniform), self._pump, parts.clock, knobs),
-            parts.clock,
-            metrics.ended,
-        )
+        policy = RetryPolicy(max_tries=fleet.max_tries)
+        self._endings = Endings(self._desk, self._reports, parts.blobs, parts.clock, parts.uniform, policy)
+        serving = self._serving = self._made_serving(pool, metrics)
         self._slots = Slots(pool.slots, self._backlog, serving, self._endings, parts.clock, knobs)
         self._hand_over = HandOver(self._desk, self._reports, parts.clock, knobs)
         self._control = Control(parts.control, parts.clock, knobs, self._cancel)
@@ -95,6 +79,19 @@ class PoolWorker:
         self._odd: set[tuple[str, int, int]] = set()
         self._stop = asyncio.Event()
         self.turned_s = parts.clock.now_s()
+
+    def _made_serving(self, pool: Pool, metrics: WorkerMetrics) -> Serving:
+        parts = self._parts
+        backends = Backends(pool.base_urls, parts.uniform)
+        return Serving(
+            self._desk,
+            self._reports,
+            self._endings,
+            Starts(pool, self._reports, parts.blobs, parts.clock, parts.new_attempt),
+            Tries(pool, parts.model, backends, self._pump, parts.clock, self._knobs),
+            parts.clock,
+            metrics.ended,
+        )
 
     # for the composition root
 
@@ -182,7 +179,8 @@ class PoolWorker:
         self._slots.fill()
 
     def room(self, priority: str) -> int:
-        return self._backlog.room(priority) if self._slots.is_open else 0
+        waits = not self._slots.is_open or len(self._odd) >= _MOST_ODD
+        return 0 if waits else self._backlog.room(priority)
 
     def holds(self, task_id: str | None, place: Position) -> bool:
         if (place.priority, place.partition, place.offset) in self._odd:
@@ -208,15 +206,17 @@ class PoolWorker:
 
     async def _put_away(self, odd: Odd, place: Position) -> None:
         log.error("not a task", fate=odd.fate, reason=odd.reason, task_id=odd.task_id, place=str(place))
-        if odd.fate == "kept":
-            await self._reports.deliver(self._reports.kept_odd(odd))
-        else:
-            await self._reports.deliver(self._reports.dead_odd(odd))
-            failed = self._reports.failed_odd(odd)
-            if failed is not None:
-                await self._reports.deliver(failed)
-        self._done(place)
-        self._odd.discard((place.priority, place.partition, place.offset))
+        try:
+            if odd.fate == "kept":
+                await self._reports.deliver(self._reports.kept_odd(odd))
+            else:
+                await self._reports.deliver(self._reports.dead_odd(odd))
+                failed = self._reports.failed_odd(odd)
+                if failed is not None:
+                    await self._reports.deliver(failed)
+            self._done(place)
+        finally:
+            self._odd.discard((place.priority, place.partition, place.offset))
 
     async def span_is_full(self, priority: str, partition: int, head: int) -> None:
         held = next((held for held in self._desk.all() if held.at(priority, partition, head)), None)
