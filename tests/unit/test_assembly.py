@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.assembly import Assembly, MalformedChunkError, has_content
-from services.core.usage import counted
 
 TEXT = st.text('aé漢🦊👩\u200d👧 \n"{', min_size=1, max_size=12)
 
@@ -136,47 +135,6 @@ def test_a_text_completion_is_rebuilt(parts: list[str]) -> None:
     ]
 
 
-ZERO = {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
-NINE = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
-
-
-def output_tokens(assembly: Assembly) -> tuple[int, bool]:
-    """The output tokens of the answer's usage, and whether it is an estimate."""
-    estimate = assembly.estimated_output_tokens()
-    usage = counted(assembly.usage, prompt_bytes=0, output_tokens=estimate)
-    return usage.output_tokens, usage.estimated
-
-
-@pytest.mark.parametrize(
-    ("usages", "expected"),
-    [
-        ([None, None, NINE], 9),
-        ([NINE, None, None], 9),
-        ([ZERO, {**NINE, "completion_tokens": 4}, NINE], 9),
-        ([None, None, ZERO], 0),
-    ],
-)
-def test_usage_is_counted_once_from_whatever_chunk_has_it(usages: list[Any], expected: int) -> None:
-    """S8."""
-    assembly = assembled([chunk_of(delta_of(content="some words"), usage=usage) for usage in usages])
-    assert output_tokens(assembly) == (expected, False)
-
-
-def test_usage_is_estimated_only_where_absent_and_marked_so() -> None:
-    """S8."""
-    silent = assembled([chunk_of(delta_of(content="word " * 40)), chunk_of(usage=None)])
-    assert output_tokens(silent) == (50, True)
-    assert "usage" not in silent.answer()
-    short = assembled([chunk_of(delta_of(content=letter)) for letter in "abcdef"])
-    assert output_tokens(short) == (6, True)
-    foreign = assembled([chunk_of(delta_of(content="word"), usage="n/a")])
-    assert foreign.usage is None
-    partial = assembled([chunk_of(delta_of(content="word"), usage={"prompt_tokens": 5})])
-    assert output_tokens(partial) == (1, True)
-    wrong = {"prompt_tokens": 5, "completion_tokens": None}
-    assert output_tokens(assembled([chunk_of(delta_of(content="word"), usage=wrong)])) == (1, True)
-
-
 @pytest.mark.parametrize(
     "delta",
     [
@@ -199,7 +157,7 @@ def test_substance_is_content(delta: dict[str, Any]) -> None:
     [
         chunk_of(),
         {"id": "x"},
-        chunk_of(usage=NINE),
+        chunk_of(usage={"prompt_tokens": 5, "completion_tokens": 9}),
         chunk_of(delta_of()),
         chunk_of(delta_of(role="assistant", content="", refusal=None, tool_calls=[])),
         chunk_of(delta_of(finish_reason="stop")),
