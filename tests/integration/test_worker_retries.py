@@ -8,6 +8,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from loadtest.model_server.process import ModelServerProcess
 from schemas.codec import Unknown, decode
@@ -135,10 +136,13 @@ async def test_q3_what_breaks_the_worker_itself_is_told_and_the_partition_moves_
     await rig.work()
     deeper_than_orjson_writes = 300
     deep = orjson.Fragment(b"[" * deeper_than_orjson_writes + b"]" * deeper_than_orjson_writes)
-    end = await rig.end(await rig.submit(payload=Payload(inline=orjson.Fragment(orjson.dumps({"x": deep})))))
+    body = Payload(inline=orjson.Fragment(orjson.dumps({"x": deep})))
+    with capture_logs() as logged:  # to draw this traceback with its locals takes a terminal's logger 15 s
+        end = await rig.end(await rig.submit(payload=body))
+        await rig.commits_reach(1)
     assert isinstance(end, TaskFailed)
     assert end.failure.kind is FailureKind.INTERNAL
-    await rig.commits_reach(1)
+    assert any(line.get("exc_info") for line in logged)
 
 
 async def test_q3_a_newer_version_is_kept_as_bytes(rig: WorkerRig) -> None:
