@@ -207,7 +207,7 @@ async def test_s5_breaking_off_closes_the_connection_at_once(
     stream = backend.events(made)
     if how == "close":
         await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()  # type: ignore[attr-defined] # a generator, which the port does not promise
     else:
         reading = asyncio.create_task(events_of(backend, made))
         async with asyncio.timeout(PATIENCE_S):
