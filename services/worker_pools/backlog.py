@@ -1,6 +1,4 @@
-"""What waits for a slot: the local queue, with a share of its room for each priority so that none fills
-it.
-"""
+"""What waits for a slot: the local queue, with a share of its room for each priority."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Cancels: read from the `control` log from before the first task on, kept as tombstones until their
-deadline.
-"""
+"""Cancels: read from `control` before the first task starts, kept as tombstones until their deadline."""
 
 from __future__ import annotations
 

@@ -59,9 +59,7 @@ class Desk:
         return None
 
     def let_go(self, held: Held, *, ended: bool) -> None:
-        """Another record holds the task, or ended it, and is acknowledged. `ended`: with a terminal
-        record.
-        """
+        """Another record holds the task, or (`ended`) is its end, and is acknowledged."""
         if self._held.pop(held.task_id, None) is None:
             return
         self.backlog.released(held)

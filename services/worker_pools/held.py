@@ -65,9 +65,7 @@ class Held:
         )
 
     def envelope(self) -> Envelope:
-        """The lane record as it would be written now. Raises UnicodeDecodeError for a value that is not
-        text.
-        """
+        """The lane record as it would be written now. Raises UnicodeDecodeError: its value is no text."""
         return Envelope.model_construct(
             lane=self.lane, headers=self.headers.to_text(), value=self.lane_value.decode("utf-8")
         )

@@ -13,8 +13,7 @@ from services.worker_pools.held import Held
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """`dead`: bytes that are not what they say. `kept`: a type or major version that only a newer version
-    knows.
+    """`dead`: bytes that are not what they say. `kept`: a type or major that only a newer version knows.
 
     `task_id` and `result_partition` as far as they could be read.
     """
@@ -40,9 +39,7 @@ def task_id_of(record: InRecord) -> str | None:
 def read_record(
     record: InRecord, priority: str, *, partitions: int, max_bytes: int, redelivered: bool
 ) -> Held | Odd:
-    """`partitions` is how many `results` and `replies` have: a record that names another one can't be
-    answered.
-    """
+    """`partitions`: how many `results` and `replies` have. Who names another one can't be answered."""
     text = to_text(record.headers)
     task_id = task_id_of(record)
     name, major = text.get("type", ""), text.get("v", "")

@@ -1,5 +1,4 @@
-"""One lane of the pool: a member of its group, a tracker for each partition it owns, and what may be
-committed.
+"""One lane of the pool: a member of its group, with a tracker for each partition that it owns.
 
 Law: an offset is committed only when it and all before it are done, and only in the epoch in which it was
 read or one that follows it without a break.
@@ -220,9 +219,7 @@ class Lane:
             await self.commit()
 
     async def commit(self) -> None:
-        """Commits what changed. What the broker does not take stays due; where the group moved on, others
-        redo it.
-        """
+        """Commits what changed. What the broker does not take stays due, or is redone by the next owner."""
         self._commit_due.clear()
         self._completions = 0
         commits: dict[int, Commit] = {}

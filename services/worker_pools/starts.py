@@ -1,6 +1,4 @@
-"""From a queued task to a running try: its record is decoded, its body fetched, its attempt minted and
-announced.
-"""
+"""From a queued task to a running try: record decoded, body fetched, attempt minted and announced."""
 
 from __future__ import annotations
 

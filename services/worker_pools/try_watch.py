@@ -1,5 +1,6 @@
-"""Ends a try from outside: a guard that came due, a cancel, the drain. One timer, armed again only when it
-fires.
+"""Ends a try from outside: a guard that came due, a cancel, the drain.
+
+One timer for each try, armed again only when it fires: guards move back with every chunk.
 """
 
 from __future__ import annotations
@@ -65,9 +66,7 @@ class TryWatch:
         return True
 
     def caught(self) -> Verdict:
-        """For the CancelledError that `stop` caused; raises it again where somebody else cancelled the
-        task.
-        """
+        """For the CancelledError that `stop` caused; raises it again where somebody else cancelled."""
         if self.verdict is None or self._task.uncancel() > 0:
             raise asyncio.CancelledError
         return self.verdict

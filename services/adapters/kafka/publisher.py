@@ -1,5 +1,4 @@
-"""The Publisher port on aiokafka: acknowledged sends with a deadline, on a producer that is replaced when it
-breaks.
+"""The Publisher port on aiokafka: acknowledged sends with a deadline; a producer that breaks is replaced.
 
 Law: every record handed over has one acknowledgement of ours, apart from aiokafka's. A caller that stops
 waiting, or a producer that is replaced, settles ours and leaves the library's state alone. Records are in the

@@ -1,5 +1,4 @@
-"""What the HTTP client's errors mean, said once: every error of httpx and of the aiohttp under it becomes a
-kind.
+"""What the HTTP client's errors mean, said once: httpx's, and those of the aiohttp under it, by kind.
 
 httpx-aiohttp folds several aiohttp errors into one of httpx's (a dropped connection reads as a connect
 time-out), so the cause is looked at first.

@@ -1,5 +1,4 @@
-"""Any server that speaks OpenAI's API (vLLM, SGLang, TGI, llama.cpp, Ollama, OpenAI): ports.ModelClient over
-HTTP.
+"""ports.ModelClient for servers that speak OpenAI's API: vLLM, SGLang, TGI, llama.cpp, Ollama, OpenAI.
 
 httpx's types and errors over aiohttp's connections, called at the transport: the client above it costs more
 CPU than all the rest of a call. One try is one POST: nothing is repeated here, retries have one owner.

@@ -1,6 +1,4 @@
-"""A backend in this process that takes the time its law says: fleets without models, and work that costs
-nothing.
-"""
+"""A backend in this process that takes the time its law says: fleets without models, work at no cost."""
 
 from __future__ import annotations
 
