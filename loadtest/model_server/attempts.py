@@ -25,7 +25,7 @@ STOPPED = "stopped"
 class AttemptRecord(BaseModel):
     """One line of the log. `started_s` and `ended_s` are seconds since the epoch, `seconds` the time between.
 
-    `attempt` is the caller's x-request-id, `traceparent` its header of that name, `marker` the body's x_marker.
+    `attempt` is the caller's x-request-id, `traceparent` its header, `marker` the body's x_marker.
     `outcome`: running, ok, disconnected (the client hung up), scripted:<what>, refused (our 400), stopped
     (SIGTERM). `tokens_out` and `chunks` (content chunks of a stream) are those sent.
     """

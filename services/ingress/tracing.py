@@ -82,8 +82,11 @@ class WorkSpan:
 def served_request(tracer: trace.Tracer, method: str, path: str, headers: Mapping[str, str]) -> WorkSpan:
     """The span of an HTTP request, in its caller's trace. A path that is not ours stays out of its name."""
     parent = _PROPAGATOR.extract(headers) if "traceparent" in headers else Context()
-    name = f"{method} {path}" if path in _NAMED_PATHS else method
-    return WorkSpan(tracer, tracer.start_span(name, parent, SpanKind.SERVER), parent)
+    attributes = {"http.request.method": method}
+    if path in _NAMED_PATHS:
+        attributes["http.route"] = path
+    name = " ".join(attributes.values())
+    return WorkSpan(tracer, tracer.start_span(name, parent, SpanKind.SERVER, attributes), parent)
 
 
 def taken_submission(tracer: trace.Tracer, record: InRecord, traceparent: str | None, group: str) -> WorkSpan:

@@ -84,5 +84,9 @@ def test_a_request_and_its_send_are_one_trace_with_the_callers() -> None:
     assert served.context is not None
     assert sent.parent == served.context
     assert traceparent == f"00-{trace_id}-{sent.context.span_id:016x}-01"
-    assert served.attributes == {"http.response.status_code": 200, "chimera.task_id": "t"}
+    assert dict(served.attributes or {}) == {
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "chimera.task_id": "t",
+    }
     provider.shutdown()
