@@ -14,27 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.failures import FailureKind
 from schemas.messages import Failure, ReplyChunk, TaskClosed, TaskFailed, TaskSucceeded
 from services.core.assembly import MalformedChunkError, has_content
+from services.core.life.table import CLOSE_FAILURES
 from services.core.stream_rebuild import Sent, remaining_events, usage_event
 
 Event = dict[str, Any]
 Terminal = TaskSucceeded | TaskFailed | TaskClosed
 _MOST_HELD = 4096  # chunks behind a gap; what is dropped beyond them comes from the terminal record
 
-INTERRUPTED = Failure(
-    kind=FailureKind.INTERRUPTED,
-    message="The attempt behind this stream was lost after it had begun.",
-    code="stream_interrupted",
-)
-_CLOSED = {
-    "cancelled": Failure(kind=FailureKind.CANCELLED, message="The task was cancelled."),
-    "deadline": Failure(kind=FailureKind.DEADLINE, message="The deadline passed."),
-    "interrupted": INTERRUPTED,
-    "superseded": Failure(kind=FailureKind.INTERNAL, message="The task was superseded by another."),
-    "poison": Failure(kind=FailureKind.POISON, message="The task's tries kept dying."),
-}
+INTERRUPTED = CLOSE_FAILURES["interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +147,7 @@ class StreamBinding:
         if self._ended or self._outcome is not None:
             return NOTHING
         if isinstance(record, TaskClosed):
-            return self._break(Broken(_CLOSED[record.reason]))
+            return self._break(Broken(CLOSE_FAILURES[record.reason]))
         if isinstance(record, TaskFailed) and (self._bound is None or record.run is None):
             return self._break(Broken(record.failure))
         attempt = record.run.attempt if record.run is not None else ""  # a success always has one
@@ -239,7 +228,7 @@ class StreamBinding:
 
 def closed_failure(record: TaskClosed) -> Failure:
     """What a close means to the caller."""
-    return _CLOSED[record.reason]
+    return CLOSE_FAILURES[record.reason]
 
 
 def _carries_content(event: Event) -> bool:

@@ -7,16 +7,12 @@ between the transaction and the publishing cannot lose one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import orjson
 
-from schemas.failures import FailureKind
 from schemas.messages import (
     AttemptFailed,
     AttemptStarted,
     CancelTask,
-    CloseReason,
     Failure,
     Message,
     TaskClosed,
@@ -39,15 +35,7 @@ from services.core.life.rows import (
     TaskRow,
     TaskRows,
 )
-from services.core.life.table import LedgerStep, law_of
-
-_CLOSE_FAILURES: Mapping[CloseReason, tuple[FailureKind, str]] = {
-    "cancelled": (FailureKind.CANCELLED, "the task was cancelled"),
-    "deadline": (FailureKind.DEADLINE, "the deadline passed"),
-    "interrupted": (FailureKind.INTERRUPTED, "the stream was interrupted after content"),
-    "superseded": (FailureKind.CANCELLED, "another task took its place"),
-    "poison": (FailureKind.POISON, "its tries kept dying"),
-}
+from services.core.life.table import CLOSE_FAILURES, LedgerStep, law_of
 
 
 def fold(rows: TaskRows, entry: LogEntry, limits: LifeLimits) -> tuple[TaskRows, tuple[Effect, ...]]:
@@ -137,7 +125,6 @@ def _outcome(ledger: tuple[LedgerRow, ...], entry: LogEntry, limits: LifeLimits)
             run.attempt if run else None,
         )
     assert isinstance(record, TaskClosed)  # noqa: S101 - the table has no other terminal record
-    kind, message = _CLOSE_FAILURES[record.reason]
     last = ledger[-1] if ledger else None
     return TaskRow(
         record.task_id,
@@ -148,7 +135,7 @@ def _outcome(ledger: tuple[LedgerRow, ...], entry: LogEntry, limits: LifeLimits)
         last.model if last else "",
         "closed",
         record.reason,
-        _failure_json(Failure(kind=kind, message=message)),
+        _failure_json(CLOSE_FAILURES[record.reason]),
         None,
         record.ended_ms,
         None,

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from schemas.failures import FailureKind
 from schemas.messages import (
     AttemptFailed,
     AttemptStarted,
     CloseReason,
+    Failure,
     Message,
     TaskClosed,
     TaskFailed,
@@ -131,13 +133,18 @@ RECORDS: Mapping[str, RecordLaw] = {
     ),
 }
 
-CLOSE_WRITERS: Mapping[CloseReason, tuple[Writer, ...]] = {
-    "cancelled": ("owner",),
-    "interrupted": ("owner",),
-    "superseded": ("owner",),
-    "deadline": ("owner", "bookkeeper"),
-    "poison": ("bookkeeper",),
+CLOSE_FAILURES: Mapping[CloseReason, Failure] = {
+    "cancelled": Failure(kind=FailureKind.CANCELLED, message="The task was cancelled."),
+    "deadline": Failure(kind=FailureKind.DEADLINE, message="The deadline passed."),
+    "interrupted": Failure(
+        kind=FailureKind.INTERRUPTED,
+        message="The attempt behind this stream was lost after it had begun.",
+        code="stream_interrupted",
+    ),
+    "superseded": Failure(kind=FailureKind.INTERNAL, message="The task was superseded by another."),
+    "poison": Failure(kind=FailureKind.POISON, message="The task's tries kept dying."),
 }
+"""What a close means to the caller and in the task's row."""
 
 TENANTS_OWN_ENDS: frozenset[CloseReason] = frozenset({"cancelled", "deadline"})
 """Closes that are the tenant's own doing: a billed try that they end is on the tenant's account."""
