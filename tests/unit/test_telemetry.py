@@ -11,7 +11,9 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Link
 
+from services.adapters.span_export import RedactingExporter
 from services.adapters.telemetry import REDACTED, Redactor, secrets_of, setup_tracing
 from services.ingress.tracing import served_request
 
@@ -89,4 +91,31 @@ def test_a_request_and_its_send_are_one_trace_with_the_callers() -> None:
         "http.response.status_code": 200,
         "chimera.task_id": "t",
     }
+    provider.shutdown()
+
+
+def test_r8_a_span_is_redacted_wherever_it_has_text() -> None:
+    exported = InMemorySpanExporter()
+    provider = TracerProvider()
+    redactor = Redactor(["s3cret-value"])
+    provider.add_span_processor(SimpleSpanProcessor(RedactingExporter(exported, redactor.scrub)))
+    tracer = provider.get_tracer("test")
+    other = tracer.start_span("other")
+    link = Link(other.get_span_context(), {"link": "s3cret-value"})
+    with (
+        pytest.raises(ValueError, match="s3cret-value"),
+        tracer.start_as_current_span(
+            "a s3cret-value", links=[link], attributes={"key": "s3cret-value", "n": 7}
+        ),
+    ):
+        raise ValueError("Bearer abc.def and s3cret-value")
+    (span,) = exported.get_finished_spans()
+    shown = span.to_json()
+    for secret in ("s3cret-value", "abc.def"):
+        assert secret not in shown
+    assert shown.count(REDACTED) >= 5
+    assert span.name == f"a {REDACTED}"
+    assert dict(span.attributes or {}) == {"key": REDACTED, "n": 7}
+    assert [event.name for event in span.events] == ["exception"]
+    assert span.links[0].context == other.get_span_context()
     provider.shutdown()
