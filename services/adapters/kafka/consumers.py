@@ -119,6 +119,11 @@ def coordination_fault(consumer: Any) -> str | None:
 def in_records(raw_records: Iterable[Any]) -> list[InRecord]:
     """The library's records as ours, in the same order."""
     return [
-        InRecord(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, raw.headers)
+        InRecord(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, _said(raw.headers))
         for raw in raw_records
     ]
+
+
+def _said(headers: tuple[tuple[str, bytes | None], ...]) -> tuple[tuple[str, bytes], ...]:
+    """Kafka lets a header have no value; nothing of ours writes one, so it reads as an empty one."""
+    return tuple([(name, value or b"") for name, value in headers])
