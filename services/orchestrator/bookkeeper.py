@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import structlog
@@ -137,20 +138,30 @@ class Bookkeeper:
         await self._commit(ours)
 
     async def _applied(self, records: Sequence[InRecord]) -> list[OutRecord]:
-        """What is owed after the records' transaction. Values that the database refuses are found by halving:
-        their records go to `tasks.dead`, the others do not wait for them."""
+        """What is owed after the records' transaction. What can be neither stored nor folded is found by
+        halving: such records go to `tasks.dead`, the others do not wait for them."""
         if not records:
             return []
-        found = read(records, self._names)
         try:
+            found = read(records, self._names)
             effects = await self._store.apply(LogBatch(found.entries, found.keep))
-        except RowsRefused as fault:
+        except Exception as fault:
+            if isinstance(fault, StoreError) and not isinstance(fault, RowsRefused):
+                raise
             if len(records) == 1:
-                return [dead_record(records[0], self._names, str(fault))]
+                return [self._buried(records[0], fault)]
             half = len(records) // 2
             return [*await self._applied(records[:half]), *await self._applied(records[half:])]
         self.transactions += 1
         return [*found.dead, *(self._owed.record(effect) for effect in effects)]
+
+    def _buried(self, record: InRecord, fault: Exception) -> OutRecord:
+        """One record must not end the bookkeeper: it would be the first that the next one reads."""
+        if isinstance(fault, RowsRefused):
+            return dead_record(record, self._names, str(fault))
+        where = "".join(traceback.format_tb(fault.__traceback__)[-3:])  # its message may quote the record
+        log.error("a record could not be folded", fault=type(fault).__name__, where=where)
+        return dead_record(record, self._names, f"the bookkeeper failed on it: {type(fault).__name__}")
 
     async def _commit(self, records: Sequence[InRecord]) -> None:
         commits = {record.partition: Commit(record.offset + 1) for record in records}

@@ -12,7 +12,7 @@ from schemas.messages import RunTask, SubmitTask
 from schemas.topics import TopicNames
 from services.core.life.errands import KeptRecord, LogBatch
 from services.core.life.rows import Effect, LogEntry
-from services.ports import BookkeeperStore, InRecord, OutRecord
+from services.ports import BookkeeperStore, InRecord, OutRecord, RowsRefused
 from services.runtime.set_aside import dead_record
 
 log = structlog.get_logger(__name__)
@@ -61,8 +61,12 @@ async def _apply(
         await store.apply(LogBatch(unkeep=(kept.kept_key,)))
         return True
     entry = LogEntry(kept.partition, kept.stamp_ms, headers.get("request_id", ""), message)
-    effects = await store.apply(LogBatch((entry,)))
-    await deliver([record_of(effect) for effect in effects])
+    try:
+        effects = await store.apply(LogBatch((entry,)))
+    except RowsRefused as fault:
+        await deliver([dead_record(_as_read(kept, names), names, str(fault))])
+    else:
+        await deliver([record_of(effect) for effect in effects])
     await store.apply(LogBatch(unkeep=(kept.kept_key,)))
     return True
 

@@ -448,6 +448,22 @@ async def test_values_that_the_database_refuses_go_to_the_dead_and_hold_up_nobod
     assert dead.key == b"t4"
 
 
+async def test_q3_a_record_that_cannot_be_folded_goes_to_the_dead_and_does_not_end_the_bookkeeper(
+    fleet: Fleet,
+) -> None:
+    deep = b"[" * 400 + b"]" * 400  # is read, and is more than can be written
+    nested = encode(succeeded("deep", "a1", keep_answer=True)).replace(b'{"by":"a1"}', deep)
+    await fleet.say(succeeded("before", "a0"))
+    await fleet.put(b"deep", nested, [("type", b"TaskSucceeded"), ("v", b"1")])
+    await fleet.say(succeeded("after", "a2"))
+    fleet.start()
+    await until(lambda: fleet.lag() == 0)
+    assert set(await fleet.rows(tables.tasks)) == {"before", "after"}
+    [dead] = fleet.bus.records(NAMES.dead)
+    assert dead.value == nested
+    assert "bookkeeper failed" in to_text(dead.headers)["dead_reason"]
+
+
 async def test_records_of_the_future_are_kept_and_applied_by_the_version_that_knows_them(
     fleet: Fleet,
 ) -> None:
