@@ -87,14 +87,14 @@ class DirectoryBlobStore:
 
 
 def _renewed(path: Path, size: int) -> bool:
-    """Whether the blob was there, whole, and is young again."""
+    """Whether the blob is there, whole, and young again."""
     try:
-        whole = path.stat().st_size == size
-        if whole:
-            os.utime(path)
+        if path.stat().st_size != size:
+            return False
+        os.utime(path)
     except FileNotFoundError:
         return False
-    return whole
+    return path.exists()  # else it was put aside and found old just before
 
 
 def _written_s(path: Path) -> float:

@@ -14,9 +14,10 @@ import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
+from loadtest.model_server.attempts import AttemptRecord
 from tests.e2e.fault_fleet import ask, ask_streamed, body
 from tests.e2e.staged import new_marker, until
-from tests.e2e.traced import Traced, samples, traced_fleet
+from tests.e2e.traced import Seen, Traced, samples, traced_fleet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVER, CLIENT, PRODUCER, CONSUMER = 2, 3, 4, 5
@@ -70,15 +71,8 @@ async def test_a_chat_is_one_trace_from_its_caller_to_the_model_and_back(
     (attempt,) = await traced.fleet.ended(marker)
     assert attempt.traceparent == f"00-{trace_id}-{called.span_id}-01"
 
-    ids = {span.attributes.get("chimera.task_id") for span in (served, ran)}
-    assert len(ids) == 1
-    assert served.attributes["chimera.request_id"] == marker
-    assert served.attributes["http.response.status_code"] == 200
-    assert served.attributes["chimera.attempt"] == called.attributes["chimera.attempt"] == attempt.attempt
-    assert called.attributes["gen_ai.operation.name"] == "chat"
-    assert called.attributes["gen_ai.request.model"] == "breaking"
-    assert called.attributes["gen_ai.usage.input_tokens"] == attempt.tokens_in
-    assert called.attributes["gen_ai.usage.output_tokens"] == attempt.tokens_out
+    _check_request(served, ran, marker, attempt)
+    _check_model_call(called, attempt)
     _check_messaging(sent, "send", lane, marker)
     _check_messaging(ran, "process", lane, marker)
     _check_messaging(replied, "process", results, None)
@@ -86,7 +80,23 @@ async def test_a_chat_is_one_trace_from_its_caller_to_the_model_and_back(
     assert ran.attributes["messaging.kafka.offset"] >= 0
 
 
-def _check_messaging(span: Any, operation: str, topic: str, conversation: str | None) -> None:
+def _check_request(served: Seen, ran: Seen, marker: str, attempt: AttemptRecord) -> None:
+    ids = {span.attributes.get("chimera.task_id") for span in (served, ran)}
+    assert len(ids) == 1
+    assert served.attributes["chimera.request_id"] == marker
+    assert served.attributes["http.response.status_code"] == 200
+    assert served.attributes["chimera.attempt"] == attempt.attempt
+
+
+def _check_model_call(called: Seen, attempt: AttemptRecord) -> None:
+    assert called.attributes["chimera.attempt"] == attempt.attempt
+    assert called.attributes["gen_ai.operation.name"] == "chat"
+    assert called.attributes["gen_ai.request.model"] == "breaking"
+    assert called.attributes["gen_ai.usage.input_tokens"] == attempt.tokens_in
+    assert called.attributes["gen_ai.usage.output_tokens"] == attempt.tokens_out
+
+
+def _check_messaging(span: Seen, operation: str, topic: str, conversation: str | None) -> None:
     said = span.attributes
     assert said["messaging.system"] == "kafka"
     assert (said["messaging.operation.type"], said["messaging.destination.name"]) == (operation, topic)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 import structlog
 
 from schemas.payload import REQUEST_LIMIT_BYTES
-from services.ingress.settings import IngressSettings
+from schemas.topics import DURABLE_RETENTION_MS
+from services.adapters.blobs import DirectoryBlobStore
+from services.ingress.settings import IngressKnobs, IngressSettings
 from tests.chat_bodies import answer_of, ask, delta
-from tests.ingress_bench import Bench, ingress_bench
+from tests.ingress_bench import Bench, eventually, ingress_bench
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -222,3 +226,14 @@ def test_an_address_beyond_this_machine_needs_a_word(monkeypatch: pytest.MonkeyP
         IngressSettings()
     monkeypatch.setenv("CHIMERA_INSECURE", "true")
     assert IngressSettings().host == "0.0.0.0"  # noqa: S104 - the same
+
+
+async def test_blobs_that_outlived_every_task_are_removed(tmp_path: Path) -> None:
+    store = DirectoryBlobStore(tmp_path / "blobs", "test.")
+    old, young = await store.put(b"old"), await store.put(b"young")
+    (path,) = (tmp_path / "blobs").rglob(old[1])
+    long_ago_s = time.time() - DURABLE_RETENTION_MS / 1000 - 60
+    os.utime(path, (long_ago_s, long_ago_s))
+    async with ingress_bench(tmp_path, knobs=IngressKnobs(blobs_every_s=0.05)):
+        await eventually(lambda: not path.exists())
+    assert await store.get(*young) == b"young"

@@ -15,10 +15,12 @@ from schemas.messages import Failure
 from services.adapters.database.engine import Database
 from services.adapters.database.idempotency import SqlIdempotencyStore
 from services.core.placement import stable_partition
+from services.ingress.settings import IngressKnobs
 from services.ports import KeyRow
 from tests.chat_bodies import answer_of, ask, events_of, joined_text
 from tests.ingress_bench import FLEET, Bench, LaneTask, eventually_true, ingress_bench, new_bus
 
+CHATS = "/v1/chat/completions"
 KEY = {"idempotency-key": "order-1"}
 
 
@@ -81,6 +83,54 @@ async def test_r6_a_second_call_joins_on_any_replica(tmp_path: Path) -> None:
         await ended(one, task, "for both")
         assert (await first).json() == (await second).json()
         assert await lane_records(one) == 1
+
+
+async def test_s4_a_stream_that_joins_another_call_is_pinged_until_it_is_decided(tmp_path: Path) -> None:
+    async with ingress_bench(tmp_path, knobs=IngressKnobs(ping_s=0.05)) as bench, bench.http() as client:
+        first = keyed(client, stream=True)
+        task = await bench.next_task()
+        await accepted(bench)
+        async with client.stream("POST", CHATS, json=ask(stream=True), headers=KEY) as joined:
+            assert joined.status_code == 200
+            lines = joined.aiter_lines()
+            assert [await anext(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
+            await ended(bench, task, "for both")
+            rest = "".join([line + "\n" async for line in lines])
+        await first
+        assert await lane_records(bench) == 1
+    events = events_of(rest)
+    assert joined_text(events) == "for both"
+    assert events[-1] == "[DONE]"
+
+
+async def test_s4_a_pinged_stream_runs_the_call_itself_where_the_first_one_failed(tmp_path: Path) -> None:
+    async with ingress_bench(tmp_path, knobs=IngressKnobs(ping_s=0.05)) as bench, bench.http() as client:
+        first = keyed(client, stream=True)
+        task = await bench.next_task()
+        await accepted(bench)
+        async with client.stream("POST", CHATS, json=ask(stream=True), headers=KEY) as second:
+            lines = second.aiter_lines()
+            assert await anext(lines) == ": ping"
+            await bench.fail(task, Failure(kind=FailureKind.SERVER_ERROR, message="no"))
+            again = await bench.next_task()
+            await bench.succeed(again, answer_of("the second time"))
+            rest = "".join([line + "\n" async for line in lines])
+        assert '"code":"server_error"' in (await first).text
+    assert joined_text(events_of(rest)) == "the second time"
+
+
+async def test_s4_a_pinged_stream_that_cannot_be_decided_ends_with_the_error(tmp_path: Path) -> None:
+    async with ingress_bench(tmp_path, knobs=IngressKnobs(ping_s=0.05)) as bench, bench.http() as client:
+        first = keyed(client, stream=True)
+        task = await bench.next_task()
+        await accepted(bench)
+        hurried = KEY | {"x-chimera-deadline-ms": "200"}
+        joined = await client.post(CHATS, json=ask(stream=True), headers=hurried)
+        await bench.succeed(task, answer_of("ok"))
+        await first
+    assert joined.text.startswith(": ping\n\n")
+    (event,) = events_of(joined.text)
+    assert event["error"]["code"] == "deadline"
 
 
 async def test_another_body_under_the_key_is_refused(tmp_path: Path) -> None:
