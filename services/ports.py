@@ -66,6 +66,10 @@ class Publisher(Protocol):
         """
         ...
 
+    def away_s(self) -> float:
+        """Seconds for which there has been no broker to send to; 0 while there seems to be one."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Assigned:

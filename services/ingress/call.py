@@ -10,6 +10,7 @@ from services.core.admission import Admitted, BodyKind
 from services.core.call_options import CallOptions
 from services.core.fleet import Pool
 from services.ingress.call_record import CallRecord
+from services.ingress.closes import Unwanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +44,7 @@ class Call:
         """The event loop's time at which the caller hears of the deadline, with or without the log's word."""
         left_s = self.deadline_ms / 1000 - time.time() + self.grace_s
         return asyncio.get_running_loop().time() + left_s
+
+    def unwanted(self) -> Unwanted:
+        """What of it is kept to close its task."""
+        return Unwanted(self.task_id, self.record.request_id, self.result_partition, self.deadline_ms)

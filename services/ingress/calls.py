@@ -123,6 +123,9 @@ class ModelCalls:
 
     async def _run(self, call: Call, request: Request) -> Response:
         dispatcher = self._ports.dispatcher
+        if dispatcher.bus_is_away():  # nothing is sent, so nothing is left behind that has to be closed
+            await self._free_key(call)
+            raise unavailable("The message bus does not answer.", "queue_unavailable")
         waiting = Waiting(call, dispatcher.lane_for(call), self._ports.inbox, dispatcher, request.receive)
         response: Response | None = None
         try:
@@ -141,9 +144,9 @@ class ModelCalls:
             await waiting.send()
         except NotAccepted:
             if call.key is None:
-                self._ports.dispatcher.close_soon(call, "cancelled")
+                self._ports.dispatcher.closes.soon(call.unwanted(), "cancelled")
             else:
-                self._ports.dispatcher.background.spawn(self._keyed.close_and_free(call, call.key))
+                self._keyed.close_and_free(call, call.key)
             raise unavailable("The request could not be queued in time.", "queue_unavailable") from None
         if call.key is not None:
             self._ports.dispatcher.background.spawn(self._keyed.accepted(call, call.key))

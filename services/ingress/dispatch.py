@@ -1,29 +1,23 @@
-"""Tasks out to the lanes, and closes: everything that the ingress writes to the bus."""
+"""Tasks out to the lanes."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
-import structlog
 
-from schemas.codec import encode, message_headers
+from schemas.codec import encode
 from schemas.headers import TaskHeaders
-from schemas.messages import CancelTask, CloseReason, RunTask, TaskClosed
+from schemas.messages import RunTask
 from schemas.payload import INLINE_LIMIT_BYTES, Claim, Payload
 from schemas.topics import TopicNames
 from services.core.placement import RandomUnit, lane_partition
 from services.ingress.call import Call
+from services.ingress.closes import MOST_ACK_S, Background, Closes
 from services.ingress.tracing import WorkSpan
 from services.ports import BlobStore, BusError, OutRecord, Publisher
-
-_log = structlog.get_logger("chimera.ingress")
-MOST_ACK_S = 5.0
 
 
 class NotAccepted(Exception):  # noqa: N818 - reads as the outcome it is
@@ -52,31 +46,8 @@ class Load:
         self.by_lane[lane.topic][lane.partition] -= 1
 
 
-class Background:
-    """Work that outlives the request it came from; waited for when the service ends."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    async def finish(self, timeout_s: float) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
-        for task in self._tasks:
-            task.cancel()
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            _log.error("background work failed", exc_info=fault)
-
-
 class Dispatcher:
-    """Writes RunTask to lanes, TaskClosed to `results`, CancelTask to `control`."""
+    """Writes RunTask to lanes; has what the other writers of this replica share."""
 
     def __init__(
         self,
@@ -93,10 +64,13 @@ class Dispatcher:
         self._partitions = partitions
         self._blobs = blobs
         self._random_unit = random_unit
-        self._instance = instance
-        self._send_again_s = send_again_s
         self.load = Load()
         self.background = Background()
+        self.closes = Closes(publisher, names, instance, send_again_s, self.background)
+
+    def bus_is_away(self) -> bool:
+        """Whether a task would wait in vain: the broker is gone for longer than a send is waited for."""
+        return self._publisher.away_s() >= MOST_ACK_S
 
     def lane_for(self, call: Call) -> Lane:
         topic = self._names.lane(call.pool.name, call.options.priority)
@@ -128,33 +102,6 @@ class Dispatcher:
             raise NotAccepted(str(fault)) from fault
         finally:
             sending.end()
-
-    async def close(self, call: Call, reason: CloseReason) -> None:
-        """TaskClosed, then CancelTask, each until it is acknowledged or the deadline has passed."""
-        key = call.task_id.encode()
-        now_ms = int(time.time() * 1000)
-        closed = TaskClosed(task_id=call.task_id, reason=reason, by=self._instance, ended_ms=now_ms)
-        cancel = CancelTask(task_id=call.task_id, deadline_ms=call.deadline_ms, reason=reason)
-        headers = message_headers(closed, request_id=call.record.request_id)
-        results = OutRecord(self._names.results, key, encode(closed), headers, call.result_partition)
-        control = OutRecord(self._names.control, key, encode(cancel), message_headers(cancel))
-        if await self._until_sent(results, call) and await self._until_sent(control, call):
-            _log.info("closed", task_id=call.task_id, request_id=call.record.request_id, reason=reason)
-
-    def close_soon(self, call: Call, reason: CloseReason) -> None:
-        self.background.spawn(self.close(call, reason))
-
-    async def _until_sent(self, record: OutRecord, call: Call) -> bool:
-        while True:
-            try:
-                await self._publisher.send(record, timeout_s=MOST_ACK_S)
-            except BusError as fault:
-                if time.time() * 1000 >= call.deadline_ms:
-                    _log.warning("close not sent", task_id=call.task_id, topic=record.topic, error=str(fault))
-                    return False
-                await asyncio.sleep(self._send_again_s)
-            else:
-                return True
 
     async def payload(self, raw: bytes) -> Payload:
         """The body as it travels. Raises OSError where a large one cannot be stored."""

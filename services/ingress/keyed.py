@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
 
 import structlog
 from starlette.types import Receive
@@ -64,15 +65,18 @@ class KeyedCalls:
 
     async def free(self, call: Call, key: IdempotencyKey) -> None:
         """After an end that is no success."""
-        try:
-            await self._store.free_key(call.tenant, key.key, call.task_id)
-        except StoreError as fault:  # whoever comes next with the key finds the outcome and frees it
-            _log.warning("key not freed", task_id=call.task_id, error=str(fault))
+        await self._free(call.tenant, key.key, call.task_id)
 
-    async def close_and_free(self, call: Call, key: IdempotencyKey) -> None:
-        """For a task that the broker did not acknowledge: first its end, then the key."""
-        await self._dispatcher.close(call, "cancelled")
-        await self.free(call, key)
+    def close_and_free(self, call: Call, key: IdempotencyKey) -> None:
+        """For a task that the broker did not acknowledge: first its end, then the key, in the background."""
+        freeing = partial(self._free, call.tenant, key.key, call.task_id)
+        self._dispatcher.closes.soon(call.unwanted(), "cancelled", afterwards=freeing)
+
+    async def _free(self, tenant: str, key: str, task_id: str) -> None:
+        try:
+            await self._store.free_key(tenant, key, task_id)
+        except StoreError as fault:  # whoever comes next with the key finds the outcome and frees it
+            _log.warning("key not freed", task_id=task_id, error=str(fault))
 
     async def _settle(self, call: Call, key: IdempotencyKey, listener: Listener) -> StoredOutcome | None:
         row = KeyRow(call.task_id, key.body_sha256, call.deadline_ms, False, call.record.arrived_ms)

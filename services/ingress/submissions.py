@@ -28,7 +28,8 @@ from schemas.payload import Payload
 from schemas.topics import TopicNames
 from services.core.fleet import Fleet
 from services.core.placement import stable_partition
-from services.ingress.dispatch import MOST_ACK_S, Dispatcher, Lane, NotAccepted
+from services.ingress.closes import MOST_ACK_S
+from services.ingress.dispatch import Dispatcher, Lane, NotAccepted
 from services.ingress.settings import IngressKnobs
 from services.ingress.submitted import Odd, Routed, Submission, read_submission, route_submission
 from services.ingress.tracing import WorkSpan, taken_submission

@@ -52,15 +52,15 @@ class Waiting:
         """The client is gone: a task without a key is of use to nobody."""
         self.call.record.status = "cancelled"
         if self.call.key is None:
-            self._dispatcher.close_soon(self.call, "cancelled")
+            self._dispatcher.closes.soon(self.call.unwanted(), "cancelled")
 
     def interrupt(self) -> None:
-        self._dispatcher.close_soon(self.call, "interrupted")
+        self._dispatcher.closes.soon(self.call.unwanted(), "interrupted")
 
     def abandon(self) -> ApiError:
         """The service ends before the answer came."""
         if self.call.key is None:
-            self._dispatcher.close_soon(self.call, "cancelled")
+            self._dispatcher.closes.soon(self.call.unwanted(), "cancelled")
         self.call.record.reason = "shutting_down"
         return unavailable("This replica is shutting down.", "shutting_down")
 

@@ -135,6 +135,29 @@ async def test_a_frozen_broker_ends_a_send_by_its_time_out_and_works_again_later
     assert seen[0] == b"before"
 
 
+async def test_a_publisher_knows_for_how_long_there_has_been_no_broker(
+    broker: BrokerUnderTest, parts: KafkaParts
+) -> None:
+    topic = await parts.topic(1)
+    publisher = KafkaPublisher(
+        broker.bootstrap_servers, broker.traits, client_id="left alone", recreate_after_s=0.2
+    )
+    parts.stop_later(publisher)
+    assert publisher.away_s() > 0
+    await publisher.start()
+    assert publisher.away_s() == 0
+    broker.launcher.freeze()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while publisher.away_s() == 0:
+                with pytest.raises(BusError):
+                    await publisher.send(OutRecord(topic, b"k", b"during"), timeout_s=0.2)
+    finally:
+        broker.launcher.thaw()
+    await acknowledged(publisher, OutRecord(topic, b"k", b"after"))
+    assert publisher.away_s() == 0
+
+
 async def test_a_publisher_started_without_a_broker_waits_for_it(tmp_path: Path, fleet_prefix: str) -> None:
     port = free_port()
     publisher = KafkaPublisher(f"127.0.0.1:{port}", traits_of("local"), client_id="early")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 import zlib
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class FakeBus:
         self._lost_acks = 0
         self._up = asyncio.Event()
         self._up.set()
+        self._frozen_at_s = 0.0
         for name, partitions in (topics or {}).items():
             self.create_topic(name, partitions)
 
@@ -72,9 +74,17 @@ class FakeBus:
         """The next `count` records that are not refused are stored, and end with BusError all the same."""
         self._lost_acks = count
 
-    def freeze(self) -> None:
-        """Nothing answers until `thaw`: sends, commits and polls wait for their own time-outs."""
+    def freeze(self, *, for_s: float = 0.0) -> None:
+        """Nothing answers until `thaw`: sends, commits and polls wait for their own time-outs.
+
+        `for_s`: for how long that is said to have been so already.
+        """
         self._up.clear()
+        self._frozen_at_s = time.monotonic() - for_s
+
+    def silent_s(self) -> float:
+        """Seconds since it last answered."""
+        return 0.0 if self._up.is_set() else time.monotonic() - self._frozen_at_s
 
     def thaw(self) -> None:
         self._up.set()
@@ -204,6 +214,9 @@ class FakePublisher:
         ack = self._hand_over(record)
         ack.add_done_callback(self._note_post)
         return ack
+
+    def away_s(self) -> float:
+        return self._bus.silent_s()
 
     def _hand_over(self, record: OutRecord) -> Ack:
         ack: Ack = asyncio.get_running_loop().create_future()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable
 from functools import partial
 from typing import Any
@@ -52,6 +53,7 @@ class KafkaPublisher:
         self._recreate_after_s = recreate_after_s
         self._stop_flush_s = stop_flush_s
         self._producer: Any = None
+        self._away_since_s: float | None = time.monotonic()
         self._up = asyncio.Event()  # set while there is a producer, and for good once stopped
         self._broken = asyncio.Event()
         self._stopped = False
@@ -110,6 +112,10 @@ class KafkaPublisher:
         ack.add_done_callback(self._note_post)
         return ack
 
+    def away_s(self) -> float:
+        """Since the producer was given up, after `recreate_after_s` of failures, and none has connected."""
+        return 0.0 if self._away_since_s is None else time.monotonic() - self._away_since_s
+
     async def _hand_over(self, record: OutRecord) -> Ack:
         while (producer := self._producer) is None:
             if self._stopped:
@@ -167,6 +173,7 @@ class KafkaPublisher:
         if self._producer is None or self._stopped:
             return
         producer, self._producer = self._producer, None
+        self._away_since_s = time.monotonic()
         self._up.clear()
         self.recreated += 1
         log.error("producer %s is replaced: %s", self._settings.client_id, reason)
@@ -186,6 +193,7 @@ class KafkaPublisher:
         while True:
             self._broken.clear()
             self._producer = await self._connect()
+            self._away_since_s = None
             self._up.set()
             await self._broken.wait()
 
