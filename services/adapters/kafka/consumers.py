@@ -12,6 +12,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import ConsumerStoppedError
 
 from schemas.topics import MAX_RECORD_BYTES
+from services.adapters.kafka import lenient_records
 from services.adapters.kafka.faults import LIBRARY_FAULTS
 from services.ports import InRecord
 
@@ -27,6 +28,7 @@ def new_consumer(
 
     `group`: what else a member of a group needs; without it the consumer is read by assign().
     """
+    lenient_records.install()
     return AIOKafkaConsumer(
         bootstrap_servers=bootstrap_servers,
         client_id=client_id,
