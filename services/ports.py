@@ -21,8 +21,16 @@ class BusError(Exception):
     """The broker did not take or give a record in time. What was sent may or may not be there."""
 
 
+class RecordTooLargeError(BusError):
+    """The record is larger than its topic takes: sending the same again cannot help."""
+
+
 class CommitRefused(BusError):  # noqa: N818 - reads as the outcome it is
     """The group moved on: the partitions belong to somebody else, who will do the work again."""
+
+
+_AROUND_RECORD = 61 + 21  # what Kafka writes around a batch, and around its one record, at most
+_AROUND_TEXT = 5  # a length, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,13 @@ class OutRecord:
     value: bytes | None
     headers: WireHeaders = field(default_factory=list)
     partition: int | None = None
+
+    def size_bytes(self) -> int:
+        """At most what it takes uncompressed, headers and a batch of its own included."""
+        texts = [self.key or b"", self.value or b""]
+        for name, value in self.headers:
+            texts += (name.encode(), value)
+        return _AROUND_RECORD + sum(map(len, texts)) + _AROUND_TEXT * (len(texts) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,8 @@ class Publisher(Protocol):
     async def stop(self) -> None: ...
 
     async def send(self, record: OutRecord, *, timeout_s: float) -> None:
-        """Returns once the broker acknowledged it (acks=all); raises BusError otherwise."""
+        """Returns once the broker acknowledged it (acks=all); raises BusError otherwise, RecordTooLargeError
+        where another try would end alike."""
         ...
 
     async def post(self, record: OutRecord) -> Awaitable[None]:

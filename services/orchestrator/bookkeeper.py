@@ -187,7 +187,9 @@ class Bookkeeper:
         """Returns once everything is acknowledged; what is sent twice is the same twice."""
         pause_s, left = self._knobs.retry_s, list(records)
         while left:
-            left = await send_each(self._publisher, left, timeout_s=self._knobs.ack_timeout_s)
+            left = await send_each(
+                self._publisher, left, timeout_s=self._knobs.ack_timeout_s, instead=self._owed.unsent
+            )
             if left:
                 pause_s = await self._wait(pause_s)
 

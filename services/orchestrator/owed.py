@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -14,7 +14,8 @@ from schemas.topics import TopicNames
 from services.core.life.errands import OverdueTask, TakenTask
 from services.core.life.rows import Effect, SendCancel, SendClosed
 from services.orchestrator.reading import MARK
-from services.ports import BusError, OutRecord, Publisher
+from services.ports import BusError, InRecord, OutRecord, Publisher, RecordTooLargeError
+from services.runtime.set_aside import dead_record
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,12 @@ class Owed:
         headers = to_wire({"type": MARK, "v": "1"})
         return OutRecord(self._names.results, b"sweep", name.encode(), headers, partition)
 
+    def unsent(self, record: OutRecord, reason: str) -> OutRecord:
+        """The dead letter of a record that its topic will never take; it has no offset there."""
+        partition = -1 if record.partition is None else record.partition
+        unwritten = InRecord(record.topic, partition, -1, 0, record.key, record.value, tuple(record.headers))
+        return dead_record(unwritten, self._names, reason)
+
     def _cancel(self, effect: SendCancel) -> OutRecord:
         cancel = effect.cancel
         # `control` is compacted by key: the cancel of one attempt must not replace the task's own tombstone.
@@ -57,13 +64,25 @@ class Owed:
 
 
 async def send_each(
-    publisher: Publisher, records: Sequence[OutRecord], *, timeout_s: float
+    publisher: Publisher,
+    records: Sequence[OutRecord],
+    *,
+    timeout_s: float,
+    instead: Callable[[OutRecord, str], OutRecord] | None = None,
 ) -> list[OutRecord]:
-    """Sends all, in their order, and waits for every acknowledgement; returns those that got none."""
+    """Sends all, in their order, and waits for every acknowledgement; returns those that got none.
+
+    `instead`: makes, with the reason, what is sent for a record that its topic will never take.
+    """
 
     async def acknowledged(record: OutRecord) -> bool:
         try:
             await publisher.send(record, timeout_s=timeout_s)
+        except RecordTooLargeError as fault:
+            log.error("record too large", topic=record.topic, fault=str(fault))
+            if instead is None:
+                return False
+            return not await send_each(publisher, [instead(record, str(fault))], timeout_s=timeout_s)
         except BusError as fault:
             log.warning("record not acknowledged", topic=record.topic, fault=str(fault))
             return False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeVar
 
 import orjson
 import structlog
@@ -21,11 +22,13 @@ from services.core.retry import (
     after_failure,
 )
 from services.ports import BlobStore, Clock, RandomUnit
+from services.worker_pools.claimed_body import claim_body
 from services.worker_pools.desk import Desk
 from services.worker_pools.held import Held, Phase
 from services.worker_pools.reports import Reports
 from services.worker_pools.tries import TryEnd
 
+T = TypeVar("T")
 NextPlace = Literal["local", "parked", "closed"]
 
 log = structlog.get_logger(__name__)
@@ -116,6 +119,7 @@ class Endings:
 
     async def _park(self, held: Held, end: TryEnd, failure: Failure, due_ms: int, *, charged: bool) -> None:
         held.headers = held.headers.with_changes(not_before_ms=due_ms)
+        await self._stored(lambda: claim_body(held, self._blobs))
         record = self._attempt_failed(
             held, end, failure, "parked", charged=charged, due_ms=due_ms, envelope=held.envelope()
         )
@@ -211,11 +215,14 @@ class Endings:
         data = orjson.dumps(answer)
         if len(data) <= INLINE_LIMIT_BYTES:
             return Payload.model_construct(inline=orjson.Fragment(data))
+        key, sha256 = await self._stored(lambda: self._blobs.put(data))
+        return Payload.model_construct(claim=Claim(key=key, sha256=sha256, size=len(data)))
+
+    async def _stored(self, store: Callable[[], Awaitable[T]]) -> T:
+        """What was done is paid for: it waits until the store takes it."""
         while True:
             try:
-                key, sha256 = await self._blobs.put(data)
-            except OSError as fault:  # the answer is paid for: it waits until the store takes it
+                return await store()
+            except OSError as fault:
                 log.warning("blob not stored, tried again", fault=str(fault))
                 await self._clock.sleep(_BLOB_AGAIN_S)
-            else:
-                return Payload.model_construct(claim=Claim(key=key, sha256=sha256, size=len(data)))

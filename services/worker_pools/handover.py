@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable
 
 import structlog
 
-from services.ports import Clock
+from services.ports import BlobStore, Clock
+from services.worker_pools.claimed_body import claim_body
 from services.worker_pools.desk import Desk
 from services.worker_pools.held import Held, Phase
 from services.worker_pools.reports import Reports
@@ -24,9 +25,12 @@ _LOOK_S = 0.02
 class HandOver:
     """`lend`: the task runs on here, held by its row. `leave`: its row has it until its next try."""
 
-    def __init__(self, desk: Desk, reports: Reports, clock: Clock, knobs: WorkerKnobs) -> None:
+    def __init__(
+        self, desk: Desk, reports: Reports, blobs: BlobStore, clock: Clock, knobs: WorkerKnobs
+    ) -> None:
         self._desk = desk
         self._reports = reports
+        self._blobs = blobs
         self._clock = clock
         self._knobs = knobs
 
@@ -48,8 +52,7 @@ class HandOver:
         attempt = held.attempt
         if attempt is None or held.lent:
             return
-        record = self._reports.parked(held, attempt, self._due_ms(), envelope=True)
-        if not await self._reports.delivered_within(record, timeout_s):
+        if not await self._parked(held, attempt, self._due_ms(), timeout_s):
             return
         # Where the try ended meanwhile, its row does not hold the next one: the lane record still does.
         same_try = held.attempt == attempt and held.phase is not Phase.QUEUED
@@ -62,9 +65,19 @@ class HandOver:
         if attempt is None:
             return
         due_ms = max(held.headers.not_before_ms, self._reports.now_ms())
-        record = self._reports.parked(held, attempt, due_ms, envelope=True)
-        if await self._reports.delivered_within(record, timeout_s):
+        if await self._parked(held, attempt, due_ms, timeout_s):
             self._desk.let_go(held, ended=False)
+
+    async def _parked(self, held: Held, attempt: str, due_ms: int, timeout_s: float) -> bool:
+        """One try at a row that can be swept; where it fails, the lane record still holds the task."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await claim_body(held, self._blobs)
+        except OSError as fault:  # a TimeoutError is one
+            log.warning("body not claimed, task not parked", task_id=held.task_id, fault=str(fault))
+            return False
+        record = self._reports.parked(held, attempt, due_ms, envelope=True)
+        return await self._reports.delivered_within(record, timeout_s)
 
     async def renew_forever(self) -> None:
         while True:

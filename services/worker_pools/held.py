@@ -34,7 +34,8 @@ class Held:
     """`positions`: all offsets that are done when this task is let go.
 
     `attempt` is the current or the last try; `lent` says that its `parked` row names this worker as holder,
-    so that it must be renewed; `lane_value` is the record's value, never re-encoded.
+    so that it must be renewed; `lane_value` is the record's value, never re-encoded; `claimed_value` stands
+    for it in an envelope that could not carry it.
     """
 
     task_id: str
@@ -52,6 +53,7 @@ class Held:
     watch: TryWatch | None = None
     lent: bool = False
     tenant: str = "default"
+    claimed_value: bytes | None = None
     failed_at: str | None = None  # the backend of the last failed try: the next one goes elsewhere if it can
 
     @property
@@ -66,6 +68,7 @@ class Held:
 
     def envelope(self) -> Envelope:
         """The lane record as it would be written now. Raises UnicodeDecodeError: its value is no text."""
+        value = self.claimed_value or self.lane_value
         return Envelope.model_construct(
-            lane=self.lane, headers=self.headers.to_text(), value=self.lane_value.decode("utf-8")
+            lane=self.lane, headers=self.headers.to_text(), value=value.decode("utf-8")
         )

@@ -10,6 +10,8 @@ from schemas.headers import HeaderError, TaskHeaders, to_text
 from services.ports import InRecord
 from services.worker_pools.held import Held
 
+_LONGEST_TEXT = 4_096  # characters of a header
+
 
 @dataclass(frozen=True, slots=True)
 class Odd:
@@ -45,9 +47,8 @@ def read_record(
     name, major = text.get("type", ""), text.get("v", "")
     if name and (name != "RunTask" or major != str(MAJOR)):
         fate: Literal["dead", "kept"] = "dead" if _known_elsewhere(name, major) else "kept"
-        return _odd(
-            fate, record, text, task_id, f"header type: {name!r} version {major!r} on a lane", partitions
-        )
+        reason = f"header type: {name[:64]!r} version {major[:64]!r} on a lane"
+        return _odd(fate, record, text, task_id, reason, partitions)
     try:
         if not name:
             raise HeaderError("header type: missing, expected RunTask")
@@ -85,6 +86,9 @@ def _check(headers: TaskHeaders, partitions: int) -> None:
     ):
         if value is not None and value >= partitions:
             raise HeaderError(f"header {name}: {value}, expected less than {partitions}")
+    # They are written into every record about the task.
+    if len(headers.request_id) > _LONGEST_TEXT or len(headers.traceparent or "") > _LONGEST_TEXT:
+        raise HeaderError(f"headers request_id, traceparent: at most {_LONGEST_TEXT} characters")
 
 
 def _odd(

@@ -69,7 +69,7 @@ class PoolWorker:
         self._endings = Endings(self._desk, self._reports, parts.blobs, parts.clock, parts.uniform, policy)
         serving = self._serving = self._made_serving(pool, metrics)
         self._slots = Slots(pool.slots, self._backlog, serving, self._endings, parts.clock, knobs)
-        self._hand_over = HandOver(self._desk, self._reports, parts.clock, knobs)
+        self._hand_over = HandOver(self._desk, self._reports, parts.blobs, parts.clock, knobs)
         self._control = Control(parts.control, parts.clock, knobs, self._cancel)
         self._lanes: dict[str, Lane] = {
             priority: Lane(priority, source, self, parts.clock, knobs)
@@ -207,13 +207,8 @@ class PoolWorker:
     async def _put_away(self, odd: Odd, place: Position) -> None:
         log.error("not a task", fate=odd.fate, reason=odd.reason, task_id=odd.task_id, place=str(place))
         try:
-            if odd.fate == "kept":
-                await self._reports.deliver(self._reports.kept_odd(odd))
-            else:
-                await self._reports.deliver(self._reports.dead_odd(odd))
-                failed = self._reports.failed_odd(odd)
-                if failed is not None:
-                    await self._reports.deliver(failed)
+            for record in self._reports.put_away(odd):
+                await self._reports.deliver(record)
             self._done(place)
         finally:
             self._odd.discard((place.priority, place.partition, place.offset))

@@ -25,7 +25,7 @@ from schemas.messages import (
     Try,
 )
 from schemas.topics import TopicNames
-from services.ports import BusError, Clock, InRecord, OutRecord, Publisher
+from services.ports import BusError, Clock, InRecord, OutRecord, Publisher, RecordTooLargeError
 from services.runtime.set_aside import dead_record, kept_record
 from services.worker_pools.held import Held
 from services.worker_pools.intake import Odd
@@ -62,13 +62,18 @@ class Reports:
         return int(self._clock.now_s() * 1000)
 
     async def deliver(self, record: OutRecord) -> None:
-        """Returns once the record is acknowledged, however long that takes; it may then be there twice."""
+        """Returns once the record is acknowledged, however long that takes; it may then be there twice.
+
+        Raises RecordTooLargeError: it will never be, and the task must be held or ended by another one.
+        """
         pause_s = self._knobs.send_again_s
         self.unsent += 1
         try:
             while True:
                 try:
                     return await self._publisher.send(record, timeout_s=self._knobs.ack_timeout_s)
+                except RecordTooLargeError:
+                    raise
                 except BusError as fault:
                     log.warning("record not acknowledged, sent again", topic=record.topic, fault=str(fault))
                 await self._clock.sleep(pause_s)
@@ -153,13 +158,16 @@ class Reports:
         )
         return dead_record(record, self._names, reason, held.headers.tries)
 
-    def dead_odd(self, odd: Odd) -> OutRecord:
-        return dead_record(odd.record, self._names, odd.reason, odd.tries)
+    def put_away(self, odd: Odd) -> list[OutRecord]:
+        """What must be acknowledged, in this order, before the odd record's offset is done."""
+        if odd.fate == "kept":
+            aside = kept_record(odd.record, self._names, odd.result_partition)
+        else:
+            aside = dead_record(odd.record, self._names, odd.reason, odd.tries)
+        failed = self._failed_odd(odd) if aside.topic == self._names.dead else None
+        return [aside] if failed is None else [aside, failed]
 
-    def kept_odd(self, odd: Odd) -> OutRecord:
-        return kept_record(odd.record, self._names, odd.result_partition)
-
-    def failed_odd(self, odd: Odd) -> OutRecord | None:
+    def _failed_odd(self, odd: Odd) -> OutRecord | None:
         """The end of a task whose record cannot be read, where its id and partition can."""
         if odd.task_id is None or odd.result_partition is None:
             return None

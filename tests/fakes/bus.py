@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from services.ports import BusError, Commit, InRecord, OutRecord
+from schemas.topics import MAX_RECORD_BYTES
+from services.ports import BusError, Commit, InRecord, OutRecord, RecordTooLargeError
 
 if TYPE_CHECKING:
     from tests.fakes.bus_readers import FakeGroupSource
@@ -124,6 +125,8 @@ class FakeBus:
         if record.key is None and record.value is None:
             raise BusError(f"{record.topic}: neither key nor value")
         partition = self._partition_of(record)
+        if record.size_bytes() > MAX_RECORD_BYTES:
+            raise RecordTooLargeError(f"{record.topic}: {record.size_bytes()} bytes")
         if self._refused_sends > 0:
             self._refused_sends -= 1
             raise BusError(f"{record.topic}: refused, as the test asked")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 from schemas.headers import TaskHeaders
 from schemas.topics import TopicNames
+from services.adapters.blobs import DirectoryBlobStore
 from services.core.fleet import DEFAULT_WEIGHTS
 from services.worker_pools.backlog import Backlog
 from services.worker_pools.desk import Desk
@@ -28,7 +30,7 @@ class RealClock:
         await asyncio.sleep(seconds)
 
 
-async def lent_while(after: str | None, phase: Phase) -> tuple[Held, list[Position]]:
+async def lent_while(tmp_path: Path, after: str | None, phase: Phase) -> tuple[Held, list[Position]]:
     """A task whose try was lent, and the places done, where it had come to `after` by the acknowledgement."""
     bus = FakeBus({NAMES.results: 1})
     publisher = FakePublisher(bus)
@@ -40,7 +42,8 @@ async def lent_while(after: str | None, phase: Phase) -> tuple[Held, list[Positi
     desk.take(held, PLACE)
     desk.backlog.remove(held)
     held.phase, held.attempt = Phase.TRYING, "first"
-    hand_over = HandOver(desk, Reports(publisher, NAMES, "worker", clock, knobs), clock, knobs)
+    reports, blobs = Reports(publisher, NAMES, "worker", clock, knobs), DirectoryBlobStore(tmp_path)
+    hand_over = HandOver(desk, reports, blobs, clock, knobs)
     bus.freeze()
     lending = asyncio.create_task(hand_over.lend(held, 5.0))
     await asyncio.sleep(0)
@@ -50,19 +53,19 @@ async def lent_while(after: str | None, phase: Phase) -> tuple[Held, list[Positi
     return held, done
 
 
-async def test_a_try_that_runs_is_held_by_its_row() -> None:
-    held, done = await lent_while("first", Phase.TRYING)
+async def test_a_try_that_runs_is_held_by_its_row(tmp_path: Path) -> None:
+    held, done = await lent_while(tmp_path, "first", Phase.TRYING)
     assert held.lent
     assert done == [PLACE]
 
 
-async def test_a_task_that_waits_for_its_next_try_is_still_held_by_its_lane_record() -> None:
-    held, done = await lent_while("first", Phase.QUEUED)
+async def test_a_task_that_waits_for_its_next_try_is_still_held_by_its_lane_record(tmp_path: Path) -> None:
+    held, done = await lent_while(tmp_path, "first", Phase.QUEUED)
     assert not held.lent
     assert (held.positions, done) == ([PLACE], [])
 
 
-async def test_the_next_try_is_not_held_by_the_row_of_the_last() -> None:
-    held, done = await lent_while("second", Phase.TRYING)
+async def test_the_next_try_is_not_held_by_the_row_of_the_last(tmp_path: Path) -> None:
+    held, done = await lent_while(tmp_path, "second", Phase.TRYING)
     assert not held.lent
     assert (held.positions, done) == ([PLACE], [])

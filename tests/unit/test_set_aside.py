@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.topics import MAX_RECORD_BYTES, TopicNames
-from services.ports import InRecord, OutRecord
+from services.ports import InRecord
 from services.runtime.set_aside import dead_record, kept_record
 
 NAMES = TopicNames("t.")
@@ -13,11 +13,6 @@ NAMES = TopicNames("t.")
 
 def record(key: bytes | None, value: bytes | None, **headers: bytes) -> InRecord:
     return InRecord("t.tasks.chat.batch", 3, 17, 1_000, key, value, tuple(headers.items()))
-
-
-def size(made: OutRecord) -> int:
-    parts = [made.key or b"", made.value or b"", *(name.encode() + text for name, text in made.headers)]
-    return sum(map(len, parts))
 
 
 def test_the_original_is_whole_with_where_it_stood() -> None:
@@ -36,8 +31,29 @@ def test_the_original_is_whole_with_where_it_stood() -> None:
 @pytest.mark.parametrize("value_bytes", [MAX_RECORD_BYTES - 200, 5 * MAX_RECORD_BYTES])
 def test_what_no_record_of_ours_can_carry_is_cut_and_says_so(value_bytes: int) -> None:
     made = dead_record(record(b"key", b"x" * value_bytes, more=b"h" * 2_000), NAMES, "too large" * 5_000)
-    assert size(made) < MAX_RECORD_BYTES
+    assert made.size_bytes() <= MAX_RECORD_BYTES
     assert dict(made.headers)["dead_value_bytes"] == str(value_bytes).encode()
+
+
+MANY = {f"header-{number}": b"h" * 1_000 for number in range(2_000)}
+
+
+@pytest.mark.parametrize("value_bytes", [1, 2 * MAX_RECORD_BYTES])
+def test_a_key_and_headers_that_fit_no_record_are_cut_and_say_so(value_bytes: int) -> None:
+    made = dead_record(record(b"k" * 2 * MAX_RECORD_BYTES, b"x" * value_bytes, **MANY), NAMES, "why")
+    assert made.size_bytes() <= MAX_RECORD_BYTES
+    said = dict(made.headers)
+    assert (said["dead_headers"], said["header-0"]) == (b"2000", b"h" * 1_000)
+    assert said["dead_key_bytes"] == str(2 * MAX_RECORD_BYTES).encode()
+    assert ("dead_value_bytes" in said) == (value_bytes > 1)
+
+
+def test_what_is_too_large_to_be_kept_is_dead() -> None:
+    newer = record(b"key", b"x" * (MAX_RECORD_BYTES - 200), type=b"RunTask", v=b"2")
+    made = kept_record(newer, NAMES, 1)
+    assert made.topic == NAMES.dead
+    assert made.size_bytes() <= MAX_RECORD_BYTES
+    assert b"too large to be kept" in dict(made.headers)["dead_reason"]
 
 
 def test_a_record_without_key_and_value_can_be_written_too() -> None:

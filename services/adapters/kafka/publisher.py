@@ -15,7 +15,13 @@ from functools import partial
 from typing import Any
 
 from services.adapters.kafka.faults import LIBRARY_FAULTS, bus_error
-from services.adapters.kafka.producers import RECORD_FAULTS, ProducerSettings, discard, new_producer
+from services.adapters.kafka.producers import (
+    MAX_BATCH_BYTES,
+    RECORD_FAULTS,
+    ProducerSettings,
+    discard,
+    new_producer,
+)
 from services.adapters.kafka.traits import BrokerTraits
 from services.ports import BusError, OutRecord
 
@@ -137,10 +143,12 @@ class KafkaPublisher:
             raise bus_error(record.topic, fault) from fault
         ours: Ack = asyncio.get_running_loop().create_future()
         self._in_flight.add(ours)
-        theirs.add_done_callback(partial(self._settle, ours, producer))
+        # A larger one has a batch of its own, so that what the broker says of the batch is said of it.
+        alone = len(record.value or b"") >= MAX_BATCH_BYTES
+        theirs.add_done_callback(partial(self._settle, ours, producer, alone))
         return ours
 
-    def _settle(self, ours: Ack, producer: Any, theirs: asyncio.Future[Any]) -> None:
+    def _settle(self, ours: Ack, producer: Any, alone: bool, theirs: asyncio.Future[Any]) -> None:
         self._in_flight.discard(ours)
         fault = BusError("cancelled by the producer") if theirs.cancelled() else theirs.exception()
         if fault is None:
@@ -154,7 +162,8 @@ class KafkaPublisher:
             if self._settings.idempotent:
                 self._replace(f"a batch failed: {fault!r}")
         if not ours.done():
-            _fail(ours, bus_error("not acknowledged", fault))
+            told = bus_error("not acknowledged", fault)
+            _fail(ours, told if alone else BusError(str(told)))
 
     def _note_failure(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -1,0 +1,27 @@
+"""What the bookkeeper owes to the bus is sent, whatever the topics take."""
+
+from __future__ import annotations
+
+from schemas.headers import to_text
+from schemas.topics import MAX_RECORD_BYTES, TopicNames
+from services.orchestrator.owed import Owed, send_each
+from services.ports import OutRecord
+from tests.fakes.bus import FakeBus, FakePublisher
+
+NAMES = TopicNames("t.")
+
+
+async def test_a_record_that_its_topic_never_takes_goes_to_the_dead_and_holds_up_nothing() -> None:
+    bus = FakeBus({NAMES.submissions: 1, NAMES.dead: 1})
+    publisher = FakePublisher(bus)
+    await publisher.start()
+    records = [
+        OutRecord(NAMES.submissions, b"k", b"x" * MAX_RECORD_BYTES, [("type", b"SubmitTask")]),
+        OutRecord(NAMES.submissions, b"k", b"small"),
+    ]
+    assert await send_each(publisher, records, timeout_s=1, instead=Owed(NAMES).unsent) == []
+    assert [record.value for record in bus.records(NAMES.submissions)] == [b"small"]
+    (dead,) = bus.records(NAMES.dead)
+    said = to_text(dead.headers)
+    assert (said["type"], said["dead_origin_topic"]) == ("SubmitTask", NAMES.submissions)
+    assert said["dead_value_bytes"] == str(MAX_RECORD_BYTES)
