@@ -135,7 +135,7 @@ class ModelCalls:
                 return response
             return await self._whole(waiting)
         finally:
-            if response is None or response.__class__ is Response:
+            if response is None:
                 waiting.release()  # else the streamed answer does, when it ends
 
     async def _send(self, waiting: Waiting) -> None:
@@ -144,7 +144,7 @@ class ModelCalls:
             await waiting.send()
         except NotAccepted:
             if call.key is None:
-                self._ports.dispatcher.closes.soon(call.unwanted(), "cancelled")
+                waiting.disown()
             else:
                 self._keyed.close_and_free(call, call.key)
             raise unavailable("The request could not be queued in time.", "queue_unavailable") from None

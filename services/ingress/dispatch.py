@@ -78,7 +78,7 @@ class Dispatcher:
         chosen = lane_partition(self._partitions, counts, call.options.session_id, self._random_unit)
         return Lane(topic, chosen)
 
-    async def send(self, call: Call, lane: Lane) -> None:
+    async def send(self, call: Call, body: Payload, lane: Lane) -> None:
         """Returns when the broker has the task, and so must answer for it. Raises NotAccepted."""
         headers = TaskHeaders(
             request_id=call.record.request_id,
@@ -86,8 +86,7 @@ class Dispatcher:
             result_partition=call.result_partition,
             reply_partition=call.reply_partition,
         )
-        task = _run_task(call, await self.payload(call.raw))
-        await self.publish(task, headers, lane, call.record.span)
+        await self.publish(_run_task(call, body), headers, lane, call.record.span)
 
     async def publish(self, task: RunTask, headers: TaskHeaders, lane: Lane, span: WorkSpan) -> None:
         """As `send`, of a task that is ready to go; the traceparent is that of its span below `span`."""

@@ -117,8 +117,9 @@ class KeyedCalls:
             reply_partition=None,
             streaming=False,
         )
+        body = await self._dispatcher.payload(same.raw)
         try:
-            await self._dispatcher.send(same, self._dispatcher.lane_for(same))
+            await self._dispatcher.send(same, body, self._dispatcher.lane_for(same))
         except NotAccepted:
             raise unavailable("The request could not be queued in time.", "queue_unavailable") from None
         await self._store.mark_accepted(call.tenant, key.key, standing.task_id)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from starlette.types import Receive
 
-from schemas.messages import TaskClosed, TaskFailed, TaskSucceeded
+from schemas.messages import CloseReason, TaskClosed, TaskFailed, TaskSucceeded
 from services.ingress.call import Call
 from services.ingress.dispatch import Dispatcher, Lane, NotAccepted
 from services.ingress.errors import ApiError, unavailable
@@ -36,38 +37,57 @@ class Waiting:
         self._inbox = inbox
         self._dispatcher = dispatcher
         self._held = True
+        self._open = False  # the broker may have the task, and nobody has closed it
         inbox.register(call.task_id, self.listener)
         dispatcher.load.take(call.pool.name, lane)
         self._watch = asyncio.create_task(watch_client(receive, self.listener))
 
     async def send(self) -> None:
-        """Sends the task. Raises NotAccepted, unless its outcome has been read before the acknowledgement."""
+        """Sends the task. Raises NotAccepted, unless its outcome has been read before the acknowledgement.
+
+        Raises OSError where a large body cannot be stored: nothing is sent then.
+        """
+        body = await self._dispatcher.payload(self.call.raw)
+        self._open = True
         try:
-            await self._dispatcher.send(self.call, self._lane)
+            await self._dispatcher.send(self.call, body, self._lane)
         except NotAccepted:
             if not any(isinstance(message, Terminal) for message in self.listener.news):
                 raise
 
     def leave(self) -> None:
-        """The client is gone: a task without a key is of use to nobody."""
+        """The client is gone."""
         self.call.record.status = "cancelled"
-        if self.call.key is None:
-            self._dispatcher.closes.soon(self.call.unwanted(), "cancelled")
+        self.disown()
 
     def interrupt(self) -> None:
-        self._dispatcher.closes.soon(self.call.unwanted(), "interrupted")
+        self._close("interrupted")
 
     def abandon(self) -> ApiError:
         """The service ends before the answer came."""
-        if self.call.key is None:
-            self._dispatcher.closes.soon(self.call.unwanted(), "cancelled")
+        self.disown()
         self.call.record.reason = "shutting_down"
         return unavailable("This replica is shutting down.", "shutting_down")
+
+    def disown(self) -> None:
+        """Nobody waits any more: a task without a key is of use to nobody."""
+        if self.call.key is None:
+            self._close("cancelled")
 
     def release(self) -> None:
         if self._held:
             self._held = False
+            if self._open and self.listener.decided is None and not self._is_overdue():
+                self.disown()  # whatever broke off the wait, the model must not run on
             self.call.record.decided = self.listener.decided
             self._watch.cancel()
             self._inbox.forget(self.call.task_id)
             self._dispatcher.load.release(self.call.pool.name, self._lane)
+
+    def _is_overdue(self) -> bool:
+        """Past its deadline every worker stops by itself."""
+        return time.time() * 1000 >= self.call.deadline_ms
+
+    def _close(self, reason: CloseReason) -> None:
+        self._open = False
+        self._dispatcher.closes.soon(self.call.unwanted(), reason)

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
+import pytest
+from starlette.types import Message, Send
 
 from schemas.failures import FailureKind
 from schemas.messages import Failure
 from services.ingress.settings import IngressKnobs
 from tests.chat_bodies import answer_of, ask, delta, events_of
-from tests.ingress_bench import eventually, ingress_bench
+from tests.ingress_bench import LONGEST_S, Bench, eventually, ingress_bench
 
 
 def stream(client: httpx.AsyncClient, **more: Any) -> asyncio.Task[httpx.Response]:
@@ -88,3 +91,60 @@ async def test_nothing_is_held_after_the_end(tmp_path: Path) -> None:
         await call
         await eventually(lambda: not bench.ingress.inbox._listeners)
         assert bench.ingress.dispatcher.load.by_pool["chat-fast"] == 0
+
+
+async def asgi_call(bench: Bench, send: Send, **more: Any) -> None:
+    """A chat as a server hands it over, with the server's own `send`; its client stays."""
+    body = orjson.dumps(ask(**more))
+    request: list[Any] = [{"type": "http.request", "body": body}]
+
+    async def receive() -> Any:
+        return request.pop() if request else await asyncio.get_running_loop().create_future()
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+    }
+    await bench.ingress.app(scope, receive, send)
+
+
+async def test_a_fault_in_writing_a_stream_closes_its_task(tmp_path: Path) -> None:
+    """The model must not run on for a stream that broke off without hanging up."""
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            raise RuntimeError("the socket is gone")
+
+    async with ingress_bench(tmp_path) as bench:
+        call = asyncio.create_task(asgi_call(bench, send, stream=True))
+        task = await bench.next_task()
+        await bench.chunk(task, task.attempt(), 0, [delta(content="half")])
+        await call
+        await bench.closed(task, "cancelled")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_call_that_is_broken_off_inside_closes_its_task(tmp_path: Path, streamed: bool) -> None:
+    async def send(_: Message) -> None: ...
+
+    async with ingress_bench(tmp_path) as bench:
+        call = asyncio.create_task(asgi_call(bench, send, stream=streamed))
+        task = await bench.next_task()
+        call.cancel()
+        await asyncio.wait({call})
+        await bench.closed(task, "cancelled")
+
+
+async def test_what_its_deadline_ended_or_its_outcome_decided_is_not_closed(tmp_path: Path) -> None:
+    async with ingress_bench(tmp_path) as bench, bench.http() as client:
+        answered, overdue = stream(client), stream(client, metadata={"chimera_deadline_ms": "300"})
+        for task in (await bench.next_task(), await bench.next_task()):
+            if task.headers.deadline_ms - task.task.arrived_ms > 300:
+                await bench.succeed(task, answer_of("done with it"))
+        await asyncio.gather(answered, overdue)
+        await bench.ingress.dispatcher.background.finish(LONGEST_S)
+        assert bench.bus.records(bench.names.control) == []
