@@ -23,10 +23,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Proof:
-    """The mark of a sweep under way, and the partitions where it was not read back yet, and where it was."""
+    """The mark of a sweep under way, and the partitions where it was not read back yet, and where it was.
+
+    times: what each log had reached before the mark was written. By no later time is anything judged: between
+    the mark and its return a holder may renew in records that were not read.
+    """
 
     name: str
     began_s: float
+    times: Mapping[int, int]
     unread: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
 
@@ -101,7 +106,7 @@ class Sweep:
         due = set(await self._store.due_partitions(times)) & times.keys()
         if not due:
             return
-        proof = self._proof = _Proof(uuid.uuid4().hex, now_s, set(due))
+        proof = self._proof = _Proof(uuid.uuid4().hex, now_s, times, set(due))
         marks = {partition: self._owed.mark(partition, proof.name) for partition in sorted(due)}
         failed = await send_each(self._publisher, list(marks.values()), timeout_s=self._knobs.ack_timeout_s)
         proof.unread -= {mark.partition for mark in failed if mark.partition is not None}
@@ -119,7 +124,7 @@ class Sweep:
             return
         self._proof = None
         if proof.read:
-            await self._act(self._reached(proof.read, now_s))
+            await self._act({partition: proof.times[partition] for partition in proof.read})
 
     async def _act(self, times: Mapping[int, int]) -> None:
         limit, timeout_s = self._knobs.sweep_limit, self._knobs.ack_timeout_s
