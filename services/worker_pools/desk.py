@@ -14,7 +14,7 @@ from services.worker_pools.try_watch import Cause, Verdict
 
 
 class Desk:
-    """`done` completes a position in its lane's tracker."""
+    """`done` completes a position in its lane's tracker. `closing`: what is queued now never starts."""
 
     def __init__(self, backlog: Backlog, clock: Clock, done: Callable[[Position], None]) -> None:
         self.backlog = backlog
@@ -23,6 +23,7 @@ class Desk:
         self._done = done
         self._held: dict[str, Held] = {}
         self._ended = RecentlyDone()
+        self.closing = False
 
     def __len__(self) -> int:
         return len(self._held)

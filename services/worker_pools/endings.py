@@ -89,7 +89,7 @@ class Endings:
     async def _failed(self, held: Held, kind: TaskKind, end: TryEnd, failure: Failure) -> None:
         step = self._next(held, end, failure)
         held.headers = self._spent(held, end, charged=True)
-        if isinstance(step, Local) and not held.lent:
+        if isinstance(step, Local) and not (held.lent or self._desk.closing):
             due_s = self._clock.now_s() + step.delay_s
             held.headers = held.headers.with_changes(not_before_ms=int(due_s * 1000))
             record = self._attempt_failed(held, end, failure, "local", charged=True)

@@ -258,6 +258,7 @@ class PoolWorker:
     async def _drain(self) -> None:
         """Nothing new starts; what waits goes back, what runs may finish, and is parked where it does not."""
         self._slots.close()
+        self._desk.closing = True
         for lane in self._lanes.values():
             lane.stop_polling()
         waiting = self._backlog.take_all()
