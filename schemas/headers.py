@@ -14,6 +14,10 @@ RawHeaders = Iterable[tuple[str, bytes]]
 WireHeaders = list[tuple[str, bytes]]
 
 
+SWEPT = "swept"
+"""Header of a lane record that the sweep wrote: whoever held the task before was not heard of in time."""
+
+
 class HeaderError(ValueError):
     """A header is missing or not of the form it must have; the text names it and says what was expected."""
 

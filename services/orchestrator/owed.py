@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from schemas.codec import encode, message_headers
-from schemas.headers import to_wire
+from schemas.headers import SWEPT, to_wire
 from schemas.messages import TaskClosed
 from schemas.topics import TopicNames
 from services.core.life.errands import OverdueTask, TakenTask
@@ -44,7 +44,8 @@ class Owed:
 
     def lane(self, task: TakenTask) -> OutRecord:
         """The lane record as it was, but for what its headers say of it now."""
-        return OutRecord(task.lane, task.task_id.encode(), task.value, to_wire(task.headers))
+        headers = to_wire({**task.headers, SWEPT: "1"})
+        return OutRecord(task.lane, task.task_id.encode(), task.value, headers)
 
     def mark(self, partition: int, name: str) -> OutRecord:
         headers = to_wire({"type": MARK, "v": "1"})

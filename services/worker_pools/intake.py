@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.codec import MAJOR, MESSAGE_TYPES
-from schemas.headers import HeaderError, TaskHeaders, to_text
+from schemas.headers import SWEPT, HeaderError, TaskHeaders, to_text
 from services.ports import InRecord
 from services.worker_pools.held import Held
 
@@ -69,7 +69,7 @@ def read_record(
         lane_headers=record.headers,
         lane_value=record.value,
         written_ms=record.timestamp_ms,
-        redelivered=redelivered,
+        redelivered=redelivered or SWEPT in text,
         origin=(record.partition, record.offset),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.headers import to_text
 from schemas.messages import Message
 from schemas.topics import TopicNames
 from services.adapters.database.engine import Database
@@ -20,7 +21,7 @@ from services.orchestrator.settings import BookkeeperKnobs
 from services.orchestrator.sweep import Sweep
 from services.ports import InRecord
 from tests.fakes.bus import FakeBus, FakePublisher
-from tests.life_records import parked, started
+from tests.life_records import envelope_of, parked, started
 
 NAMES = TopicNames("t.")
 LANE = "t.tasks.chat-fast.interactive"
@@ -89,3 +90,15 @@ async def test_what_became_due_while_the_mark_was_under_way_waits_for_the_next_s
     books.read_marks()
     await books.sweep.turn()
     assert [record.key for record in books.lane()] == [b"due"]
+
+
+async def test_a_swept_record_says_so(books: Books) -> None:
+    await books.read(started("task", "a1"), parked("task", "a1", due_ms=BEGAN_MS + 500))
+    books.clock_s[0] = 2.0
+    await books.sweep.turn()
+    books.read_marks()
+    await books.sweep.turn()
+    (record,) = books.lane()
+    envelope = envelope_of("task")
+    assert to_text(record.headers) == dict(envelope.headers) | {"swept": "1"}
+    assert record.value == envelope.value.encode()
