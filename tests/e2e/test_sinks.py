@@ -62,7 +62,7 @@ FAILING = [
     (chat({}, model="nobody"), 404),
     (chat({"status": 500, "error_body": ECHO}), 502),  # three times: a dead letter
     (chat({"status": 401, "error_body": ECHO}), 502),
-    (chat({"status": 429, "error_body": ECHO}, metadata={"chimera_deadline_ms": "500"}), 429),
+    (chat({"status": 429, "retry_after": 600, "error_body": ECHO}), 429),  # later than its deadline
     (chat({"text": ANSWER, "html_error": True}), 502),
     (chat({"text": ANSWER, "delay_s": 20}, metadata={"chimera_deadline_ms": "500"}), 504),
 ]

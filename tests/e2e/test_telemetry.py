@@ -172,7 +172,7 @@ async def _provoke_every_status(traced: Traced) -> None:
     soon = {"metadata": {"chimera_deadline_ms": "800"}}
     late = body(new_marker(), {"delay_s": 30}) | soon
     assert (await ask(url, late)).status_code == httpx.codes.GATEWAY_TIMEOUT
-    limited = body(new_marker(), {"status": 429, "retry_after": 60}) | soon
+    limited = body(new_marker(), {"status": 429, "retry_after": 600})  # later than its deadline
     assert (await ask(url, limited)).status_code == httpx.codes.TOO_MANY_REQUESTS
     gone = body(new_marker(), {"delay_s": 30})
     hanging = asyncio.create_task(ask(url, gone))
