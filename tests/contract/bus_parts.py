@@ -14,7 +14,7 @@ from services.adapters.kafka.group_source import GroupTimings, KafkaGroupSource
 from services.adapters.kafka.log_reader import KafkaLogReader
 from services.adapters.kafka.publisher import KafkaPublisher
 from services.adapters.kafka.traits import BrokerTraits
-from services.ports import Assigned, GroupSource, InRecord, LogReader, OutRecord, Publisher
+from services.ports import Assigned, BusError, GroupSource, InRecord, LogReader, OutRecord, Publisher
 from tests.broker_under_test import BrokerUnderTest
 from tests.fakes.bus import FakeBus, FakePublisher
 from tests.fakes.bus_readers import FakeGroupSource, FakeLogReader
@@ -223,3 +223,23 @@ async def until(holds: Callable[[], bool], *polled: GroupSource) -> None:
 
 def offsets(records: Iterable[InRecord], partition: int) -> list[int]:
     return [record.offset for record in records if record.partition == partition]
+
+
+async def acknowledged(publisher: Publisher, record: OutRecord) -> None:
+    """Send until the broker acknowledges it, as whoever must not lose a record does."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await publisher.send(record, timeout_s=5)
+            except BusError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+async def poll(part: GroupSource | LogReader) -> list[InRecord]:
+    """A poll as a service makes it: a fault is met by polling again."""
+    try:
+        return await part.poll(timeout_ms=200, max_records=1000)
+    except BusError:
+        return []

@@ -29,3 +29,11 @@ async def bus(place: BrokerUnderTest | None, fleet_prefix: str) -> AsyncIterator
     parts = FakeParts(fleet_prefix) if place is None else KafkaParts(fleet_prefix, place)
     yield parts
     await parts.stop()
+
+
+@pytest.fixture
+async def parts(broker: BrokerUnderTest, fleet_prefix: str) -> AsyncIterator[KafkaParts]:
+    """Parts on a broker of the session, with a watchdog that loses patience after two seconds."""
+    parts = KafkaParts(fleet_prefix, broker, stall_s=2.0)
+    yield parts
+    await parts.stop()
