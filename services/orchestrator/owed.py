@@ -12,7 +12,7 @@ from schemas.headers import SWEPT, to_wire
 from schemas.messages import TaskClosed
 from schemas.topics import TopicNames
 from services.core.life.errands import OverdueTask, TakenTask
-from services.core.life.rows import Effect, SendCancel, SendClosed
+from services.core.life.rows import Effect, SendCancel, SendClosed, SendDead
 from services.orchestrator.reading import MARK
 from services.ports import BusError, InRecord, OutRecord, Publisher, RecordTooLargeError
 from services.runtime.set_aside import dead_record
@@ -31,8 +31,7 @@ class Owed:
             return self.closed(effect.closed, effect.partition, effect.request_id)
         if isinstance(effect, SendCancel):
             return self._cancel(effect)
-        headers = to_wire(dict(effect.envelope.headers) | {"dead_reason": effect.reason})
-        return OutRecord(self._names.dead, effect.task_id.encode(), effect.envelope.value.encode(), headers)
+        return self._dead(effect)
 
     def closed(self, closed: TaskClosed, partition: int, request_id: str) -> OutRecord:
         headers = message_headers(closed, request_id=request_id)
@@ -50,6 +49,15 @@ class Owed:
     def mark(self, partition: int, name: str) -> OutRecord:
         headers = to_wire({"type": MARK, "v": "1"})
         return OutRecord(self._names.results, b"sweep", name.encode(), headers, partition)
+
+    def _dead(self, effect: SendDead) -> OutRecord:
+        """As a worker buries it, but that the row alone held the task: it has no offset on its lane."""
+        envelope, key = effect.envelope, effect.task_id.encode()
+        headers = tuple(to_wire(envelope.headers))
+        record = InRecord(envelope.lane, -1, -1, 0, key, envelope.value.encode(), headers)
+        tries = envelope.headers.get("tries", "")
+        known = tries.isascii() and tries.isdigit() and len(tries) < 10
+        return dead_record(record, self._names, effect.reason, int(tries) if known else 0)
 
     def unsent(self, record: OutRecord, reason: str) -> OutRecord:
         """The dead letter of a record that its topic will never take; it has no offset there."""

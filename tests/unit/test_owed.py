@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from schemas.headers import to_text
 from schemas.topics import MAX_RECORD_BYTES, TopicNames
+from services.core.life.rows import SendDead
 from services.orchestrator.owed import Owed, send_each
 from services.ports import OutRecord
 from tests.fakes.bus import FakeBus, FakePublisher
+from tests.life_records import envelope_of
 
 NAMES = TopicNames("t.")
+
+
+def test_a_task_that_only_its_row_held_is_buried_as_a_worker_buries_it() -> None:
+    envelope = envelope_of("task")
+    made = Owed(NAMES).record(SendDead("task", envelope, "poison"))
+    assert (made.topic, made.key, made.value) == (NAMES.dead, b"task", envelope.value.encode())
+    assert to_text(made.headers) == dict(envelope.headers) | {
+        "dead_reason": "poison",
+        "dead_tries": "1",
+        "dead_origin_topic": envelope.lane,
+        "dead_origin_partition": "-1",
+        "dead_origin_offset": "-1",
+    }
 
 
 async def test_a_record_that_its_topic_never_takes_goes_to_the_dead_and_holds_up_nothing() -> None:
