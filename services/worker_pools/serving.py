@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
+from opentelemetry import trace
 
 from schemas.failures import FailureKind
 from schemas.messages import Failure, RunTask, Timing, Try, Usage
@@ -46,7 +47,7 @@ class Serving:
         self._tries = tries
         self._clock = clock
         self._count = count
-        self._spans = TrySpans()
+        self._spans = TrySpans(trace.get_tracer_provider())
         self.answered = False
 
     async def tried(self, held: Held) -> After | None:
@@ -95,9 +96,9 @@ class Serving:
                     self._reports.deliver(self._reports.started(held, run, redelivered=False))
                 )
 
-        span = self._spans.begun(held, task, run)
-        end = await self._tries.run(held, ready, run, watch, announce, span.headers)
-        span.end(end.failure, end.usage)
+        with self._spans.begun(held, task, run) as span:
+            end = await self._tries.run(held, ready, run, watch, announce, span.headers)
+            span.tell(end.failure, end.usage)
         self._note(held, task, end)
         return self._endings.settle(held, task.kind, task.keep_answer, end)
 

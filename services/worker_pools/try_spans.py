@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from schemas.messages import Failure, RunTask, Try, Usage
@@ -18,7 +18,7 @@ _CARRIER = TraceContextTextMapPropagator()
 
 
 class TrySpan:
-    """`headers`: what carries the trace to the backend. `end` it on every path."""
+    """`headers`: what carries the trace to the backend. As a context it ends its spans on every path."""
 
     __slots__ = ("_spans", "headers")
 
@@ -26,21 +26,33 @@ class TrySpan:
         self.headers = headers
         self._spans = spans
 
-    def end(self, failure: Failure | None, usage: Usage) -> None:
+    def __enter__(self) -> TrySpan:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._failed(kind.__name__)
         for span in reversed(self._spans):
-            if span.is_recording():
-                span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
-                span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
-                if failure is not None:
-                    span.set_attribute("error.type", failure.kind.value)
-                    span.set_status(Status(StatusCode.ERROR))
             span.end()
+
+    def tell(self, failure: Failure | None, usage: Usage) -> None:
+        """How the try ended."""
+        for span in self._spans:
+            span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
+            span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
+        if failure is not None:
+            self._failed(failure.kind.value)
+
+    def _failed(self, error_type: str) -> None:
+        for span in self._spans:
+            span.set_attribute("error.type", error_type)
+            span.set_status(Status(StatusCode.ERROR))
 
 
 class TrySpans:
-    def __init__(self) -> None:
-        self._on = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-        self._tracer = trace.get_tracer("chimera.worker")
+    def __init__(self, provider: TracerProvider) -> None:
+        self._on = not isinstance(provider, trace.ProxyTracerProvider)
+        self._tracer = provider.get_tracer("chimera.worker")
 
     def begun(self, held: Held, task: RunTask, run: Try) -> TrySpan:
         traceparent = held.headers.traceparent
