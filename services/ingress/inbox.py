@@ -113,8 +113,9 @@ class Inbox:
 
     @property
     def healthy(self) -> bool:
-        """Both readers are at their positions and their polls return."""
-        return self.positioned and time.monotonic() - min(self._polled) < _STALLED_S
+        """Both readers are at their positions, their polls return, and it is the broker that answers them."""
+        silent_s = max(time.monotonic() - min(self._polled), *(reader.silent_s() for reader in self._readers))
+        return self.positioned and silent_s < _STALLED_S
 
     async def start(self) -> None:
         """Returns once what is sent from now on will be read. Raises BusError."""

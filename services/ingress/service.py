@@ -83,7 +83,8 @@ class Ingress:
         self.app: Edge = build_app(calls, parts.fleet, parts.keys, metrics, self.ready, self.shown)
 
     def ready(self) -> Mapping[str, bool]:
-        return {"publisher": self._connected, "readers": self.inbox.healthy}
+        connected = self._connected and not self.dispatcher.bus_is_away()
+        return {"publisher": connected, "readers": self.inbox.healthy}
 
     def shown(self) -> Mapping[str, bool]:
         """What is down without a chat being the worse for it: said in readiness, not part of it."""

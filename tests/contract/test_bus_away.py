@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -166,3 +169,27 @@ async def test_starting_without_a_broker_ends_with_stop(fleet_prefix: str) -> No
     await asyncio.gather(publisher.stop(), reader.stop(), member.stop())
     for fault in await asyncio.gather(*starts, return_exceptions=True):
         assert isinstance(fault, BusError)
+
+
+async def test_a_reader_knows_a_silent_broker_from_an_idle_one(
+    broker: BrokerUnderTest, parts: KafkaParts
+) -> None:
+    topic = await parts.topic(2)
+    reader = parts.new_reader(topic, [0, 1])
+    parts.stop_later(reader)
+    assert reader.silent_s() == math.inf
+    await reader.start(at=StartAt("end"))
+
+    async def poll_until(holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                assert await poll(reader) == []
+
+    started_s = time.monotonic()  # an answer without records is one
+    await poll_until(lambda: time.monotonic() - started_s > 2 and reader.silent_s() < 1)
+    broker.launcher.freeze()
+    try:
+        await poll_until(lambda: reader.silent_s() > 2)
+    finally:
+        broker.launcher.thaw()
+    await poll_until(lambda: reader.silent_s() < 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from services.ports import (
@@ -130,6 +131,9 @@ class FakeLogReader:
             return self._bus._read(self._topic, self._positions, self._partitions, max_records)
 
         return await _polled(self._bus, read, timeout_ms)
+
+    def silent_s(self) -> float:
+        return self._bus.silent_s() if self._running else math.inf
 
     def caught_up(self) -> bool:
         return self._running and all(self._positions[p] >= end for p, end in self._ends.items())

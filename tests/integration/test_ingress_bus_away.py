@@ -79,3 +79,27 @@ async def test_nothing_is_sent_while_there_is_no_broker_and_nothing_is_left_to_c
         await bench.succeed(task, answer_of("back again"))
         assert (await call).status_code == 200
         assert closed_tasks(bench) == []
+
+
+async def test_readiness_follows_the_broker_there_and_back(tmp_path: Path) -> None:
+    """Polls of a broker that is gone return as those of an idle one do: empty."""
+    async with ingress_bench(tmp_path) as bench, bench.http() as client:
+        bench.bus.freeze(for_s=60)
+        gone = await client.get("/readyz")
+        assert gone.status_code == 503
+        assert (gone.json()["readers"], gone.json()["publisher"]) == ("down", "down")
+        bench.bus.thaw()
+        back = await client.get("/readyz")
+        assert back.status_code == 200
+        assert (back.json()["readers"], back.json()["publisher"]) == ("up", "up")
+
+
+async def test_a_broker_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    async with ingress_bench(tmp_path) as bench, bench.http() as client:
+        bench.bus.freeze()
+        call = asyncio.create_task(client.post(CHATS, json=ask()))
+        await eventually(lambda: bench.ingress.inbox._listeners)
+        assert (await client.get("/readyz")).status_code == 200
+        bench.bus.thaw()
+        await bench.succeed(await bench.next_task(), answer_of("after the pause"))
+        assert (await call).status_code == 200

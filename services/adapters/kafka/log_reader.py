@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -54,6 +56,8 @@ class KafkaLogReader:
         self._opening: asyncio.Task[None] | None = None
         self._positions: dict[int, int] = {}
         self._behind: dict[int, int] = {}
+        self._stamps: dict[Any, int] = {}
+        self._answered_s: dict[Any, float] = {}
         self._watch = StallWatch(stall_s)
         self._check = StallCheck(
             self._watch, ends=self._ends, position=self._furthest, forgetful=not traits.durable
@@ -96,6 +100,7 @@ class KafkaLogReader:
                 await self._note_progress(consumer)
             if consumer is not self._consumer:
                 return []  # replaced while we waited; the new one begins at the same positions
+            self._note_answers(consumer)
             records = self._taken(batches)  # nothing may fail from here on: our positions are past them
         except LIBRARY_FAULTS as fault:
             if consumer is not self._consumer:
@@ -105,12 +110,24 @@ class KafkaLogReader:
         self._watch.ended((tp.partition for tp in batches), clock(), drained=len(records) < max_records)
         return records
 
+    def silent_s(self) -> float:
+        """Of the partition whose last answer was read longest ago."""
+        now_s = time.monotonic()
+        return max((now_s - answered_s for answered_s in self._answered_s.values()), default=math.inf)
+
     def caught_up(self) -> bool:
         return bool(self._positions) and not self._behind
 
     def position(self, partition: int) -> int | None:
         """The next offset that poll will return; None before start."""
         return self._positions.get(partition)
+
+    def _note_answers(self, consumer: Any) -> None:
+        # By our clock, from when we see it: the library's stamp is of the wall clock, which may be set.
+        for tp in self._assigned:
+            stamp = consumer.last_poll_timestamp(tp)
+            if stamp is not None and stamp != self._stamps.get(tp):
+                self._stamps[tp], self._answered_s[tp] = stamp, time.monotonic()
 
     def _taken(self, batches: Mapping[Any, list[Any]]) -> list[InRecord]:
         records: list[InRecord] = []
@@ -158,6 +175,7 @@ class KafkaLogReader:
 
     def _read_from(self, consumer: Any, positions: Mapping[int, int]) -> None:
         self._positions = dict(positions)
+        self._answered_s = dict.fromkeys(self._assigned, time.monotonic())  # it told where the ends are
         self._watch.forget()
         consumer.assign(list(self._assigned))
         for tp in self._assigned:
