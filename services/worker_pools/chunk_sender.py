@@ -10,16 +10,13 @@ import asyncio
 from collections import deque
 from typing import Any
 
-import structlog
-
 from schemas.codec import encode
 from schemas.messages import ReplyChunk
 from schemas.topics import MAX_RECORD_BYTES
-from services.ports import BusError, OutRecord, Publisher
+from services.ports import OutRecord, Publisher
 from services.worker_pools.reports import headers_of
 from services.worker_pools.settings import WorkerKnobs
 
-log = structlog.get_logger(__name__)
 _ROOM_FOR_HEADERS = 4_096
 _HEADERS = headers_of(ReplyChunk)
 
@@ -27,11 +24,12 @@ _HEADERS = headers_of(ReplyChunk)
 class ChunkPump:
     """Hands chunk records to the chunk producer in order. Full: the newest are dropped, and counted."""
 
-    def __init__(self, publisher: Publisher, topic: str, most: int) -> None:
+    def __init__(self, publisher: Publisher, topic: str, most: int, most_bytes: int) -> None:
         self._publisher = publisher
         self._topic = topic
         self._most = most
-        self._waiting: deque[OutRecord] = deque()
+        self._room_bytes = most_bytes
+        self._waiting: deque[tuple[OutRecord, int]] = deque()
         self._wake = asyncio.Event()
         self.dropped = 0
 
@@ -40,10 +38,12 @@ class ChunkPump:
         return len(self._waiting)
 
     def put(self, key: bytes, value: bytes, partition: int) -> None:
-        if len(self._waiting) >= self._most or len(value) > MAX_RECORD_BYTES - _ROOM_FOR_HEADERS:
+        size, most = len(value), min(self._room_bytes, MAX_RECORD_BYTES - _ROOM_FOR_HEADERS)
+        if len(self._waiting) >= self._most or size > most:
             self.dropped += 1
             return
-        self._waiting.append(OutRecord(self._topic, key, value, _HEADERS, partition))
+        self._room_bytes -= size
+        self._waiting.append((OutRecord(self._topic, key, value, _HEADERS, partition), size))
         self._wake.set()
 
     async def run(self) -> None:
@@ -51,12 +51,9 @@ class ChunkPump:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                record = self._waiting.popleft()
-                try:
-                    await self._publisher.post(record)
-                except BusError as fault:
-                    self.dropped += 1
-                    log.warning("chunk not sent", fault=str(fault))
+                record, size = self._waiting.popleft()
+                self._room_bytes += size
+                await self._publisher.post(record)
 
 
 class ChunkSender:

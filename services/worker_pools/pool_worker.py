@@ -64,7 +64,7 @@ class PoolWorker:
         self._backlog = Backlog(fleet.weights, knobs.held_tasks, knobs.held_bytes)
         self._desk = Desk(self._backlog, parts.clock, self._done)
         self._reports = Reports(parts.durable, names, worker_id, parts.clock, knobs)
-        self._pump = ChunkPump(parts.chunks, names.replies, knobs.chunk_backlog)
+        self._pump = ChunkPump(parts.chunks, names.replies, knobs.chunk_backlog, knobs.chunk_backlog_bytes)
         policy = RetryPolicy(max_tries=fleet.max_tries)
         self._endings = Endings(self._desk, self._reports, parts.blobs, parts.clock, parts.uniform, policy)
         serving = self._serving = self._made_serving(pool, metrics)

@@ -17,6 +17,7 @@ class WorkerKnobs:
     chunk_flush_s: float = 0.04
     chunk_events: int = 32
     chunk_backlog: int = 4_096  # chunk records that wait for their producer; more are dropped, to be repaired
+    chunk_backlog_bytes: int = 32 * 1024 * 1024
     commit_every_s: float = 0.15
     commit_after: int = 64  # completions
     ack_timeout_s: float = 5.0
