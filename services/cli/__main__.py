@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,7 @@ def up(
     host: str = "127.0.0.1",
     port: int = 8080,
     state_dir: StateOption = Path(".chimera"),
+    insecure: bool = False,
     detach: bool = False,
 ) -> None:
     """Start everything on this machine: broker, small real models, every service.
@@ -57,6 +59,8 @@ def up(
         Address of the HTTP edge.
     port
         Port of the HTTP edge.
+    insecure
+        Allow a host beyond this machine: whoever reaches it may use the models, for there are no keys yet.
     detach
         Return once the first question was answered, and leave the fleet running.
     """
@@ -70,13 +74,15 @@ def up(
         database_url=os.environ.get("CHIMERA_DATABASE_URL"),
     )
     if detach:
-        arguments = ["--fleet", str(fleet), "--broker", broker, "--host", host, "--port", str(port)]
+        arguments = ["--insecure"] if insecure else []
+        arguments += ["--fleet", str(fleet), "--broker", broker, "--host", host, "--port", str(port)]
         raise SystemExit(start_detached([*arguments, "--state-dir", str(state_dir)], options.state, console))
-    asyncio.run(_run_here(options))
+    environment = {**os.environ, **({"CHIMERA_INSECURE": "true"} if insecure else {})}
+    asyncio.run(_run_here(options, environment))
 
 
-async def _run_here(options: UpOptions) -> None:
-    await Up(options, console.print, os.environ).run(stop_event())
+async def _run_here(options: UpOptions, environment: Mapping[str, str]) -> None:
+    await Up(options, console.print, environment).run(stop_event())
 
 
 @app.command

@@ -129,12 +129,17 @@ def service_processes(
     ingress = ProcessSpec(
         "ingress",
         _module("services.ingress"),
-        f"http://{at.host}:{at.port}/readyz",
+        f"http://{reachable(at.host)}:{at.port}/readyz",
         SERVICE_READY_S,
         drain_s + 10.0,
         ingress_env,
     )
     return [orchestrator, *workers, ingress]
+
+
+def reachable(host: str) -> str:
+    """The address to ask where a service listens on `host`: the wildcard is no address to ask."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - compared, never bound
 
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import yaml
 
 from infra.process import free_port
@@ -22,10 +24,11 @@ from services.cli.processes import (
     StateDir,
     launched,
     model_processes,
+    reachable,
     service_processes,
 )
 from services.cli.run_record import ProcessMark, RunRecord, sole_user
-from services.cli.supervisor import Supervised, start_all, stop_all
+from services.cli.supervisor import Supervised, side_by_side, start_all, stop_all
 from services.runtime.fleet_file import missing_keys, read_fleet_entry, to_fleet
 
 WATCH_S = 0.25
@@ -72,7 +75,7 @@ class Up:
             if not alone:
                 record = RunRecord.read(self._options.state.run_file)
                 where = f"at {record.url}" if record is not None else "and is starting"
-                raise UpError(f"a fleet already runs from here {where}; stop it with: chimera down")
+                raise UpError(f"a fleet already runs from here {where}; stop it: make down, or chimera down")
             check_free(self._options.host, self._options.port)
             await self._run(stop)
 
@@ -80,20 +83,25 @@ class Up:
         self._write_fleet()
         try:
             self._record(ready=False)  # from now on `down` finds it
-            await self._start()
-            self._record(ready=False)
-            curl = curl_text(self._url())
-            answer = await ask(self._url())
-            self._record(ready=True)
-            self._say(f"\nThe fleet answers at {self._url()}")
-            self._say(f"  asked:    {answer.question}\n  answered: {answer.text}")
-            self._say(f"\nTry it:\n{curl}\n")
-            await self._watch(stop)
+            if await finished_first(self._first_answer(), stop):
+                await self._watch(stop)
         finally:
             await self._stop()
 
+    async def _first_answer(self) -> None:
+        await self._start()
+        self._record(ready=False)
+        try:
+            answer = await ask(self._url())
+        except (httpx.HTTPError, KeyError, ValueError) as fault:
+            raise UpError(f"the fleet is up but did not answer its first question: {fault!r}") from None
+        self._record(ready=True)
+        self._say(f"\nThe fleet answers at {self._url()}")
+        self._say(f"  asked:    {answer.question}\n  answered: {answer.text}")
+        self._say(f"\nTry it:\n{curl_text(self._url())}\n")
+
     def _url(self) -> str:
-        return f"http://{self._options.host}:{self._options.port}"
+        return f"http://{reachable(self._options.host)}:{self._options.port}"
 
     def _write_fleet(self) -> None:
         state = self._options.state
@@ -107,7 +115,7 @@ class Up:
         self._models = [
             Supervised(spec, logs, self._say) for spec in model_processes(self._entry, self._model_ports)
         ]
-        await asyncio.gather(self._start_broker(), self._start_models())
+        await side_by_side(self._start_broker(), self._start_models())
         await self._start_services()
 
     async def _start_models(self) -> None:
@@ -190,6 +198,19 @@ class Up:
         await stop_all(self._models)
         await self._broker.stop()
         self._options.state.run_file.unlink(missing_ok=True)
+
+
+async def finished_first(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Whether `work` ended before `stop` was set, which cancels it; raises what it raises."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        working.result()
+        return True
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    return False
 
 
 def check_free(host: str, port: int) -> None:

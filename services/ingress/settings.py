@@ -59,7 +59,7 @@ class IngressSettings(ServiceSettings):
         if not info.data.get("insecure") and not is_loopback(host):
             raise ValueError(
                 f"{host!r} is reachable from other machines and there are no keys yet: expected a loopback "
-                "address such as 127.0.0.1, or CHIMERA_INSECURE=true (--insecure)"
+                "address such as 127.0.0.1, or CHIMERA_INSECURE=true (chimera up --insecure)"
             )
         return host
 
