@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -75,10 +76,20 @@ class Supervised:
             if loop.time() - started > STEADY_S:
                 pause_s = FIRST_PAUSE_S
             self._say(f"{self.spec.name} ended with exit code {code}; starting it again in {pause_s:.1f} s")
+            pause_s = await self._start_again(pause_s)
+            started = loop.time()
+
+    async def _start_again(self, pause_s: float) -> float:
+        """Pauses and spawns until there is a process; returns the pause before the next one."""
+        while True:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            started = loop.time()
-            self._spawn()
+            try:
+                self._spawn()
+            except OSError as fault:  # no memory, no process, no disk: it may pass
+                self._say(f"{self.spec.name} cannot be started: {fault}; trying again in {pause_s:.1f} s")
+            else:
+                return pause_s
 
 
 async def _answers(client: httpx.AsyncClient, url: str) -> bool:
@@ -88,8 +99,23 @@ async def _answers(client: httpx.AsyncClient, url: str) -> bool:
         return False
 
 
+async def side_by_side(*work: Coroutine[Any, Any, None]) -> None:
+    """Runs all of it. The first failure ends the rest, and is raised once that has ended."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failed = [task for task in tasks if task.done() and task.exception() is not None]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in failed:
+        task.result()
+
+
 async def start_all(processes: list[Supervised], say: Callable[[str], None]) -> None:
-    """Starts them side by side. Raises the first failure once each is ready or failed; stops nothing."""
+    """Starts them side by side. Raises the first failure as soon as there is one; stops nothing."""
     loop = asyncio.get_running_loop()
 
     async def start(process: Supervised) -> None:
@@ -97,10 +123,7 @@ async def start_all(processes: list[Supervised], say: Callable[[str], None]) -> 
         await process.start()
         say(f"{process.spec.name} ready in {loop.time() - begun:.1f} s (pid {process.pid})")
 
-    results = await asyncio.gather(*(start(process) for process in processes), return_exceptions=True)
-    failures = [result for result in results if isinstance(result, BaseException)]
-    if failures:
-        raise failures[0]
+    await side_by_side(*(start(process) for process in processes))
 
 
 async def stop_all(processes: list[Supervised]) -> None:
