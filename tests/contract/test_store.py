@@ -1,79 +1,29 @@
-"""What every store of the bookkeeper and of keys must hold, on SQLite and on a real PostgreSQL."""
+"""What every store of the bookkeeper must hold, on SQLite and on a real PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
-import pytest_asyncio
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Table, select
 from sqlalchemy.engine import Connection
 
 from schemas.failures import FailureKind
-from schemas.messages import Message
-from schemas.payload import Claim, Payload
 from schemas.topics import DAY_MS
-from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.database import tables
 from services.adapters.database.engine import Database
 from services.adapters.database.idempotency import SqlIdempotencyStore
 from services.adapters.database.migrate import migrate
 from services.adapters.database.store import SqlBookkeeperStore
 from services.core.life.errands import KeptRecord, LogBatch
-from services.core.life.rows import Effect, LifeLimits, LogEntry, SendCancel, SendClosed
+from services.core.life.rows import SendCancel, SendClosed
 from services.ports import KeyRow, RowsRefused, StoreError
-from tests.life_records import DEADLINE_MS, closed, failed, gave_up, parked, started, succeeded
-
-LIMITS = LifeLimits(max_tries=3)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path}/new/chimera.db"
-    return str(request.getfixturevalue("postgres_url"))
-
-
-@pytest_asyncio.fixture
-async def database(url: str) -> AsyncIterator[Database]:
-    await migrate(url)
-    database = Database(url)
-    yield database
-    await database.close()
-
-
-@pytest.fixture
-def store(database: Database) -> SqlBookkeeperStore:
-    return SqlBookkeeperStore(database, LIMITS)
-
-
-@pytest.fixture
-def keys(database: Database) -> SqlIdempotencyStore:
-    return SqlIdempotencyStore(database)
-
-
-def entries(*records: Message, at_ms: int = 100, partition: int = 2) -> list[LogEntry]:
-    return [LogEntry(partition, at_ms + index, "req", record) for index, record in enumerate(records)]
-
-
-async def apply(
-    store: SqlBookkeeperStore, *records: Message, at_ms: int = 100, partition: int = 2
-) -> list[Effect]:
-    batch = LogBatch(entries(*records, at_ms=at_ms, partition=partition))
-    return list(await store.apply(batch))
-
-
-async def rows(database: Database, table: Table) -> dict[str, Any]:
-    """All rows of a table by their first column."""
-    async with database.reading() as connection:
-        return {row[0]: row for row in await connection.execute(select(table))}
+from tests.contract.store_parts import LIMITS, apply, entries, rows
+from tests.life_records import DEADLINE_MS, closed, failed, parked, started, succeeded
 
 
 async def test_migrating_twice_and_at_once_gives_the_schema_of_the_tables(url: str) -> None:
@@ -183,76 +133,6 @@ async def test_poison_is_owed_again_when_the_log_is_read_again(store: SqlBookkee
         assert [type(effect) for effect in owed] == [SendClosed, SendCancel]
 
 
-async def test_a_parked_task_is_swept_once_and_its_mark_outlives_a_re_read(
-    store: SqlBookkeeperStore, database: Database
-) -> None:
-    park = failed("t", "a1", "parked", due_ms=200)
-    await apply(store, park)
-    assert set(await store.due_partitions({1: 900, 2: 199})) == set()
-    assert set(await store.due_partitions({1: 900, 2: 200})) == {2}
-    assert await store.take_due({2: 199}, limit=10) == []
-    assert await store.take_due({1: 500}, limit=10) == [], "another partition"
-    [taken] = await store.take_due({2: 200}, limit=10)
-    assert (taken.lane, taken.value) == ("t.tasks.chat-fast.interactive", b'{"by":"a1"}')
-    assert taken.headers["request_id"] == "r-t"
-    assert await store.take_due({2: 200}, limit=10) == [taken], "left in `sweeping` by a crash: again"
-    assert set(await store.due_partitions({1: 900, 2: 0})) == {2}
-    await store.mark_swept([taken])
-    assert set(await store.due_partitions({1: 900, 2: 900})) == set()
-    await apply(store, park)
-    assert await store.take_due({2: 10_000}, limit=10) == []
-    assert (await rows(database, tables.parked))["t"].state == "swept"
-    await apply(store, succeeded("t", "a2"))
-    assert await rows(database, tables.parked) == {}
-    await apply(store, park)
-    assert await rows(database, tables.parked) == {}
-
-
-async def test_a_mark_is_set_only_on_the_state_that_was_taken(
-    store: SqlBookkeeperStore, database: Database
-) -> None:
-    await apply(store, failed("t", "a1", "parked", due_ms=200))
-    taken = await store.take_due({2: 200}, limit=10)
-    await apply(store, failed("t", "a2", "parked", due_ms=400))
-    await store.mark_swept(taken)
-    row = (await rows(database, tables.parked))["t"]
-    assert (row.state, row.attempt, row.value) == ("parked", "a2", b'{"by":"a2"}')
-
-
-async def test_a_renewal_keeps_the_envelope_and_moves_the_due_time(store: SqlBookkeeperStore) -> None:
-    await apply(store, parked("t", "a1", due_ms=31_000), at_ms=1_000)
-    await apply(store, parked("t", "a1", renewal=True, due_ms=41_000), at_ms=11_000)
-    assert await store.take_due({2: 40_999}, limit=10) == []
-    [taken] = await store.take_due({2: 41_000}, limit=10)
-    assert taken.value == b'{"task":"t"}'
-
-
-async def test_overdue_tasks_are_named_and_not_taken(store: SqlBookkeeperStore) -> None:
-    await apply(store, failed("t", "a1", "parked", due_ms=200))
-    times = {2: DEADLINE_MS}
-    assert await store.take_due(times, limit=10) == []
-    [task] = await store.overdue(times, limit=10)
-    assert (task.task_id, task.partition, task.request_id) == ("t", 2, "r-t")
-    assert await store.overdue({2: DEADLINE_MS - 1}, limit=10) == []
-    await apply(store, closed("t", "deadline"))
-    assert await store.overdue(times, limit=10) == []
-
-
-async def test_open_tries_past_their_deadline_are_lost(store: SqlBookkeeperStore, database: Database) -> None:
-    await apply(store, started("t", "a1"), started("u", "b1"), succeeded("u", "b1"))
-    assert await store.lose_tries({2: DEADLINE_MS - 1, 1: DEADLINE_MS + 9}) == 0
-    assert await store.lose_tries({2: DEADLINE_MS}) == 1
-    states = {name: row.state for name, row in (await rows(database, tables.ledger)).items()}
-    assert states == {"a1": "lost", "b1": "ended"}
-
-
-async def test_the_newest_stamp_of_a_partition(store: SqlBookkeeperStore) -> None:
-    await apply(store, parked("t", "a1"), at_ms=700, partition=1)
-    await apply(store, started("u", "b1"), at_ms=900, partition=2)
-    assert await store.newest_stamps([1, 2, 3]) == {1: 700, 2: 50}
-    assert await store.newest_stamps([]) == {}
-
-
 async def test_unknown_records_are_kept_once_and_leave_with_the_batch_that_applies_them(
     store: SqlBookkeeperStore,
 ) -> None:
@@ -304,47 +184,6 @@ async def test_what_is_past_its_time_to_live_is_purged(
     assert await store.purge(DEADLINE_MS + DAY_MS) == 1
 
 
-async def test_a_key_is_claimed_by_exactly_one_of_many(keys: SqlIdempotencyStore) -> None:
-    rows_ = [KeyRow(f"t{number}", "sha", 500, accepted=False, created_ms=number) for number in range(8)]
-    standing = await asyncio.gather(*(keys.claim_key("acme", "k", row) for row in rows_))
-    assert len(set(standing)) == 1
-    assert standing[0] in rows_
-    assert await keys.claim_key("other", "k", rows_[0]) == rows_[0], "keys belong to tenants"
-
-
-async def test_a_key_is_marked_and_freed_only_by_its_task(keys: SqlIdempotencyStore) -> None:
-    row = KeyRow("t1", "sha", 500, accepted=False, created_ms=1)
-    await keys.claim_key("acme", "k", row)
-    await keys.mark_accepted("acme", "k", "t2")
-    await keys.free_key("acme", "k", "t2")
-    assert not (await keys.claim_key("acme", "k", row)).accepted
-    await keys.mark_accepted("acme", "k", "t1")
-    second = KeyRow("t9", "sha", 500, accepted=False, created_ms=2)
-    assert await keys.claim_key("acme", "k", second) == KeyRow("t1", "sha", 500, accepted=True, created_ms=1)
-    await keys.free_key("acme", "k", "t1")
-    assert await keys.claim_key("acme", "k", second) == second
-
-
-async def test_the_outcome_is_what_the_bookkeeper_wrote(
-    store: SqlBookkeeperStore, keys: SqlIdempotencyStore
-) -> None:
-    assert await keys.outcome("t") is None
-    await apply(store, succeeded("t", "a1", keep_answer=True), gave_up("u", "b1"), closed("v"))
-    told = await keys.outcome("t")
-    assert told is not None
-    assert (told.state, told.pool, told.model, told.failure) == ("succeeded", "chat-fast", "small", None)
-    assert told.answer is not None
-    assert orjson.loads(told.answer) == {"by": "a1"}
-    failed_ = await keys.outcome("u")
-    assert failed_ is not None
-    assert failed_.failure is not None
-    assert (failed_.state, failed_.failure.kind) == ("failed", FailureKind.INTERRUPTED)
-    closed_ = await keys.outcome("v")
-    assert closed_ is not None
-    assert closed_.failure is not None
-    assert (closed_.state, closed_.failure.kind) == ("closed", FailureKind.CANCELLED)
-
-
 async def test_no_database_is_a_store_error(tmp_path: Path) -> None:
     folder = tmp_path / "chimera.db"
     folder.mkdir()
@@ -357,20 +196,3 @@ async def test_no_database_is_a_store_error(tmp_path: Path) -> None:
                 await SqlBookkeeperStore(database, LIMITS).apply(LogBatch(entries(closed("t"))))
         finally:
             await database.close()
-
-
-async def test_a_claimed_answer_is_replayed_from_its_blob_and_not_at_all_without_it(
-    store: SqlBookkeeperStore, database: Database, tmp_path: Path
-) -> None:
-    blobs = DirectoryBlobStore(tmp_path / "blobs")
-    key, sha256 = await blobs.put(b'{"big":1}')
-    claim = Payload(claim=Claim(key=key, sha256=sha256, size=9))
-    end = succeeded("t", "a1", keep_answer=True)
-    await apply(store, end.model_copy(update={"answer": claim}))
-    for keys, expected in (
-        (SqlIdempotencyStore(database, blobs), b'{"big":1}'),
-        (SqlIdempotencyStore(database, DirectoryBlobStore(tmp_path / "empty")), None),
-    ):
-        outcome = await keys.outcome("t")
-        assert outcome is not None
-        assert outcome.answer == expected
