@@ -17,6 +17,7 @@ from services.ingress.app import build_app
 from services.ingress.calls import CallPorts, ModelCalls
 from services.ingress.dispatch import Dispatcher
 from services.ingress.edge import Edge
+from services.ingress.http_protocol import EdgeProtocol
 from services.ingress.inbox import Inbox
 from services.ingress.metrics import IngressMetrics
 from services.ingress.settings import IngressKnobs
@@ -138,7 +139,7 @@ async def running(ingress: Ingress, *, host: str, port: int, drain_s: float) -> 
     try:
         graceful_s = int(drain_s) + _UVICORN_SPARE_S
         options = {
-            "http": "httptools",
+            "http": EdgeProtocol,
             "timeout_graceful_shutdown": graceful_s,
             "timeout_keep_alive": 60,
             "proxy_headers": False,  # nothing here reads the client's address
