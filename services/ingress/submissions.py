@@ -35,7 +35,7 @@ from services.ingress.submitted import Odd, Routed, Submission, read_submission,
 from services.ingress.tracing import WorkSpan, taken_submission
 from services.ports import Assigned, BlobStore, BusError, GroupSource, InRecord, OutRecord, Publisher
 from services.runtime.group_offsets import GroupOffsets, Taken
-from services.runtime.set_aside import dead_record, kept_record
+from services.runtime.set_aside import dead_record, fitted, kept_record
 
 _log = structlog.get_logger("chimera.ingress")
 _PAUSE_S = 0.05
@@ -152,10 +152,11 @@ class Submissions:
         place = f"{record.topic}/{record.partition}@{record.offset}"
         _log.error("not a submission", fate=odd.fate, reason=odd.reason, task_id=odd.task_id, record=place)
         if odd.fate == "kept":
-            await self._deliver(kept_record(record, self._names, None))
-            return
-        await self._deliver(dead_record(record, self._names, odd.reason))
-        if odd.task_id is not None:
+            aside = kept_record(record, self._names, None)
+        else:
+            aside = dead_record(record, self._names, odd.reason)
+        await self._deliver(await fitted(aside, self._ports.blobs))
+        if odd.task_id is not None and aside.topic == self._names.dead:
             failure = Failure(kind=odd.kind, message=odd.reason)
             failed = TaskFailed(task_id=odd.task_id, ended_ms=_now_ms(), failure=failure)
             await self._deliver(self._result(failed, odd.task_id))

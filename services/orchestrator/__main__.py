@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from schemas.topics import TopicNames
+from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.database.engine import Database
 from services.adapters.database.migrate import migrate
 from services.adapters.database.store import SqlBookkeeperStore
@@ -64,6 +65,7 @@ async def _main() -> None:
                 SqlBookkeeperStore(database, LifeLimits(max_tries=fleet.max_tries)),
                 TopicNames(fleet.prefix),
                 settings.knobs(),
+                blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),
                 steady=time.monotonic,
                 wall_ms=lambda: time.time_ns() // 1_000_000,
             )

@@ -22,6 +22,7 @@ from services.orchestrator.settings import BookkeeperKnobs
 from services.orchestrator.sweep import Sweep
 from services.ports import (
     Assigned,
+    BlobStore,
     BookkeeperStore,
     BusError,
     Commit,
@@ -33,7 +34,7 @@ from services.ports import (
     RowsRefused,
     StoreError,
 )
-from services.runtime.set_aside import dead_record
+from services.runtime.set_aside import dead_record, fitted
 
 log = structlog.get_logger(__name__)
 
@@ -56,10 +57,11 @@ class Bookkeeper:
         names: TopicNames,
         knobs: BookkeeperKnobs,
         *,
+        blobs: BlobStore,
         steady: Callable[[], float],
         wall_ms: Callable[[], int],
     ) -> None:
-        self._source, self._publisher, self._store = source, publisher, store
+        self._source, self._publisher, self._store, self._blobs = source, publisher, store, blobs
         self._names, self._knobs, self._steady = names, knobs, steady
         self._owed = Owed(names)
         self.sweep = Sweep(store, publisher, self._owed, knobs, steady=steady, wall_ms=wall_ms)
@@ -185,13 +187,16 @@ class Bookkeeper:
 
     async def _deliver(self, records: Sequence[OutRecord]) -> None:
         """Returns once everything is acknowledged; what is sent twice is the same twice."""
-        pause_s, left = self._knobs.retry_s, list(records)
+        pause_s, left = self._knobs.retry_s, [await fitted(record, self._blobs) for record in records]
         while left:
             left = await send_each(
-                self._publisher, left, timeout_s=self._knobs.ack_timeout_s, instead=self._owed.unsent
+                self._publisher, left, timeout_s=self._knobs.ack_timeout_s, instead=self._unsent
             )
             if left:
                 pause_s = await self._wait(pause_s)
+
+    async def _unsent(self, record: OutRecord, reason: str) -> OutRecord:
+        return await fitted(self._owed.unsent(record, reason), self._blobs)
 
     async def _again_and_again(self, work: Callable[[], Awaitable[None]]) -> None:
         """Until the database takes it. Raises _Stopping when told to stop meanwhile."""

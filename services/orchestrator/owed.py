@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -77,7 +77,7 @@ async def send_each(
     records: Sequence[OutRecord],
     *,
     timeout_s: float,
-    instead: Callable[[OutRecord, str], OutRecord] | None = None,
+    instead: Callable[[OutRecord, str], Awaitable[OutRecord]] | None = None,
 ) -> list[OutRecord]:
     """Sends all, in their order, and waits for every acknowledgement; returns those that got none.
 
@@ -91,7 +91,8 @@ async def send_each(
             log.error("record too large", topic=record.topic, fault=str(fault))
             if instead is None:
                 return False
-            return not await send_each(publisher, [instead(record, str(fault))], timeout_s=timeout_s)
+            letter = await instead(record, str(fault))
+            return not await send_each(publisher, [letter], timeout_s=timeout_s)
         except BusError as fault:
             log.warning("record not acknowledged", topic=record.topic, fault=str(fault))
             return False

@@ -18,6 +18,7 @@ from schemas.topics import TopicNames
 from services.core.fleet import Fleet, Pool
 from services.core.retry import RetryPolicy
 from services.ports import InRecord
+from services.runtime.set_aside import fitted
 from services.worker_pools.backends import Backends
 from services.worker_pools.backlog import Backlog
 from services.worker_pools.chunk_sender import ChunkPump
@@ -208,7 +209,7 @@ class PoolWorker:
         log.error("not a task", fate=odd.fate, reason=odd.reason, task_id=odd.task_id, place=str(place))
         try:
             for record in self._reports.put_away(odd):
-                await self._reports.deliver(record)
+                await self._reports.deliver(await fitted(record, self._parts.blobs))
             self._done(place)
         finally:
             self._odd.discard((place.priority, place.partition, place.offset))

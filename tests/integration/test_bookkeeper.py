@@ -19,7 +19,9 @@ from infra.postgres import PostgresServer
 from schemas.codec import decode, encode, message_headers
 from schemas.headers import to_text
 from schemas.messages import CancelTask, Message, TaskClosed
-from schemas.topics import TopicNames
+from schemas.payload import Claim
+from schemas.topics import MAX_RECORD_BYTES, TopicNames
+from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.database import tables
 from services.adapters.database.engine import Database
 from services.adapters.database.migrate import migrate
@@ -48,6 +50,7 @@ class Fleet:
     bus: FakeBus
     database: Database
     publisher: FakePublisher
+    blobs: DirectoryBlobStore
     steady_s: list[float] = field(default_factory=lambda: [0.0])
     _running: list[tuple[FakeGroupSource, asyncio.Task[None], asyncio.Event]] = field(default_factory=list)
 
@@ -74,6 +77,7 @@ class Fleet:
             store or self.store(),
             NAMES,
             knobs,
+            blobs=self.blobs,
             steady=lambda: self.steady_s[0] + asyncio.get_running_loop().time(),
             wall_ms=lambda: STAMP_MS,
         )
@@ -125,12 +129,12 @@ async def until_row(fleet: Fleet, table: Table, key: str, state: str, within_s: 
 
 
 @asynccontextmanager
-async def fleet_on(url: str, *, timeout_s: float = 5.0) -> AsyncIterator[Fleet]:
+async def fleet_on(url: str, blobs: Path, *, timeout_s: float = 5.0) -> AsyncIterator[Fleet]:
     bus = FakeBus({NAMES.results: 2, NAMES.control: 1, NAMES.dead: 1, LANE: 2}, first_timestamp_ms=STAMP_MS)
     await migrate(url)
     database, publisher = Database(url, timeout_s=timeout_s), FakePublisher(bus)
     await publisher.start()
-    fleet = Fleet(bus, database, publisher)
+    fleet = Fleet(bus, database, publisher, DirectoryBlobStore(blobs))
     try:
         yield fleet
     finally:
@@ -147,7 +151,9 @@ def sqlite_path(tmp_path: Path) -> Path:
 
 @pytest_asyncio.fixture
 async def fleet(sqlite_path: Path) -> AsyncIterator[Fleet]:
-    async with fleet_on(f"sqlite+aiosqlite:///{sqlite_path}", timeout_s=1.0) as fleet:
+    async with fleet_on(
+        f"sqlite+aiosqlite:///{sqlite_path}", sqlite_path.parent / "blobs", timeout_s=1.0
+    ) as fleet:
         yield fleet
 
 
@@ -377,8 +383,8 @@ async def test_r9_a_locked_database_holds_the_offsets_back_and_then_recovers(
     assert list(await fleet.rows(tables.tasks)) == ["t"]
 
 
-async def test_r9_a_frozen_postgres_holds_the_offsets_back_and_then_recovers() -> None:
-    async with PostgresServer() as server, fleet_on(server.url, timeout_s=1.0) as fleet:
+async def test_r9_a_frozen_postgres_holds_the_offsets_back_and_then_recovers(tmp_path: Path) -> None:
+    async with PostgresServer() as server, fleet_on(server.url, tmp_path, timeout_s=1.0) as fleet:
         bookkeeper = fleet.start()
         await fleet.say(succeeded("t", "a1"))
         await until(lambda: fleet.lag() == 0)
@@ -424,12 +430,16 @@ async def test_stopping_while_the_database_is_away_leaves_the_offsets_and_the_re
 async def test_bad_bytes_go_to_the_dead_with_their_origin_and_the_partition_moves_on(fleet: Fleet) -> None:
     await fleet.put(b"t", b"{not json", [("type", b"TaskSucceeded"), ("v", b"1")])
     await fleet.put(b"t", b"\xff", [])
+    large = b"x" * (MAX_RECORD_BYTES - 200)  # with what a dead letter adds, no record can carry it
+    await fleet.put(b"t", large, [])
     await fleet.say(succeeded("t", "a1"))
     fleet.start()
     await until(lambda: fleet.lag() == 0)
     dead = fleet.bus.records(NAMES.dead)
-    assert [record.value for record in dead] == [b"{not json", b"\xff"]
-    assert [to_text(record.headers)["dead_origin_offset"] for record in dead] == ["0", "1"]
+    assert [record.value for record in dead[:2]] == [b"{not json", b"\xff"]
+    assert [to_text(record.headers)["dead_origin_offset"] for record in dead] == ["0", "1", "2"]
+    claim = Claim.model_validate_json(to_text(dead[2].headers)["dead_claim"])
+    assert await fleet.blobs.get(claim.key, claim.sha256) == large
     assert "TaskSucceeded" in to_text(dead[0].headers)["dead_reason"]
     assert list(await fleet.rows(tables.tasks)) == ["t"]
 

@@ -12,6 +12,7 @@ from loadtest.model_server.process import ModelServerProcess
 from schemas.failures import FailureKind
 from schemas.headers import to_text
 from schemas.messages import TaskFailed, TaskParked
+from schemas.payload import Claim
 from schemas.topics import MAX_RECORD_BYTES
 from tests.integration.worker_rig import NAMES, POOL, WorkerRig, openai_rig, text_of, tries, until
 
@@ -66,7 +67,8 @@ async def test_a_newer_record_that_cannot_be_kept_ends_its_task(rig: WorkerRig) 
     assert isinstance(end, TaskFailed)
     assert end.failure.kind is FailureKind.UNDECODABLE
     (dead,) = rig.dead()
-    assert to_text(dead.headers)["dead_value_bytes"] == str(MAX_RECORD_BYTES - 200)
+    claim = Claim.model_validate_json(to_text(dead.headers)["dead_claim"])
+    assert await rig.blobs.get(claim.key, claim.sha256) == b"x" * (MAX_RECORD_BYTES - 200)
     await rig.commits_reach(1)
 
 
