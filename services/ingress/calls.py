@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from services.ingress.body import admit_body, read_body
 from services.ingress.call import Call, IdempotencyKey
 from services.ingress.call_record import CallRecord, record_of
 from services.ingress.dispatch import Dispatcher, NotAccepted
-from services.ingress.errors import refused, unavailable
+from services.ingress.errors import deadline_passed, refused, unavailable
 from services.ingress.inbox import Inbox
 from services.ingress.joined import joined_stream
 from services.ingress.keyed import KeyedCalls
@@ -123,7 +124,11 @@ class ModelCalls:
 
     async def _run(self, call: Call, request: Request) -> Response:
         dispatcher = self._ports.dispatcher
-        if dispatcher.bus_is_away():  # nothing is sent, so nothing is left behind that has to be closed
+        # Where nothing is sent, nothing is left behind that has to be closed.
+        if time.time() * 1000 >= call.deadline_ms:  # the body took that long, or it is a millisecond
+            await self._free_key(call)
+            raise deadline_passed()
+        if dispatcher.bus_is_away():
             await self._free_key(call)
             raise unavailable("The message bus does not answer.", "queue_unavailable")
         waiting = Waiting(call, dispatcher.lane_for(call), self._ports.inbox, dispatcher, request.receive)

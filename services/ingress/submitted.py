@@ -123,23 +123,24 @@ async def route_submission(
             raise deadline_passed()
         if found.task.kind not in ("chat", "completion"):
             raise refused(expected("kind", "chat or completion"))
-        body, raw = await _body(found.task, blobs)
+        body = await _body(found.task, blobs)
         pool, model = _admitted(found.task, found.task.kind, body, fleet, load)
     except ApiError as error:
         kind = _KINDS.get(error.code or "", FailureKind.BAD_REQUEST)
         return Failure(kind=kind, message=error.message, code=error.code, param=error.param)
+    raw = orjson.dumps(body) if found.task.body.claim is None else None  # admitted: what can be written
     return Routed(pool, model, deadline_ms, raw)
 
 
-async def _body(task: SubmitTask, blobs: BlobStore) -> tuple[Any, bytes | None]:
-    """The body, and its JSON where it is inline."""
+async def _body(task: SubmitTask, blobs: BlobStore) -> Any:
+    """The body, parsed. Raises ApiError, OSError."""
     claim = task.body.claim
     if claim is None:
-        return task.body.inline, orjson.dumps(task.body.inline)
+        return task.body.inline
     if claim.size > REQUEST_LIMIT_BYTES:
         raise refused(expected("body.claim.size", f"at most {REQUEST_LIMIT_BYTES} bytes"))
     try:
-        return await asyncio.to_thread(orjson.loads, await blobs.get(claim.key, claim.sha256)), None
+        return await asyncio.to_thread(orjson.loads, await blobs.get(claim.key, claim.sha256))
     except (KeyError, ValueError):
         raise ApiError(
             400, "The body behind the claim is gone, or is not the JSON that was written.", code="claim_lost"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import orjson
@@ -11,7 +12,8 @@ import pytest
 from services.ingress.body import read_body
 from services.ingress.errors import ApiError
 from services.ingress.http_protocol import MOST_HEAD_BYTES, EdgeProtocol
-from tests.ingress_bench import Bench, ingress_bench
+from tests.chat_bodies import ask
+from tests.ingress_bench import FLEET, Bench, ingress_bench
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
 
@@ -83,3 +85,17 @@ async def test_a_body_that_stalls_is_given_up() -> None:
     with pytest.raises(ApiError, match=r"within 0\.05 s") as refused:
         await read_body({}, receive, within_s=0.05)
     assert (refused.value.status, refused.value.code) == (408, "request_timeout")
+
+
+async def test_a_body_that_outlasts_its_deadline_is_told_so_and_sends_nothing(tmp_path: Path) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield orjson.dumps(ask())[:10]
+        await asyncio.sleep(0.05)
+        yield orjson.dumps(ask())[10:]
+
+    async with ingress_bench(tmp_path) as bench, bench.http() as client:
+        headers = {"x-chimera-deadline-ms": "10"}
+        answer = await client.post("/v1/chat/completions", content=pieces(), headers=headers)
+        lanes = [bench.names.lane(pool.name, "interactive") for pool in FLEET.pools]
+        assert [record for lane in lanes for record in bench.bus.records(lane)] == []
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")

@@ -22,6 +22,7 @@ from tests.chat_bodies import ask
 from tests.fakes.bus import FakeBus
 from tests.ingress_bench import FLEET, LONGEST_S, Bench, eventually, ingress_bench, new_bus
 
+DEEPER_THAN_CAN_BE_WRITTEN = Payload(inline=orjson.Fragment(b'{"x":' + b"[" * 400 + b"]" * 400 + b"}"))
 HOUR_MS = 3_600_000
 NEVER = 1_000_000
 QUICK = IngressKnobs(send_again_s=0.02)
@@ -137,6 +138,7 @@ async def put_again(bench: Bench) -> None:
     [
         ({"model": "chat-fast"}, {}, {}, FailureKind.BAD_REQUEST, "missing_required_parameter"),
         (["no object"], {}, {}, FailureKind.BAD_REQUEST, "invalid_body"),
+        (DEEPER_THAN_CAN_BE_WRITTEN, {}, {}, FailureKind.BAD_REQUEST, "invalid_body"),
         (ask(model="nobody"), {}, {}, FailureKind.NO_POOL, "model_not_found"),
         (ask(), {"required_capabilities": ("vision",)}, {}, FailureKind.NO_POOL, "no_pool"),
         (ask(), {"kind": "embedding"}, {}, FailureKind.BAD_REQUEST, "invalid_value"),
@@ -210,26 +212,26 @@ async def test_what_only_a_newer_version_knows_is_kept(tmp_path: Path, headers: 
     assert (said["kept_origin_topic"], said["kept_origin_offset"]) == (bench.names.submissions, "0")
 
 
+class FailingBlobs:
+    """A store with a fault that nobody foresaw."""
+
+    async def get(self, _key: str, _sha256: str) -> bytes:
+        raise RuntimeError("secret detail")
+
+
 async def test_a_record_that_the_ingress_fails_on_does_not_stop_the_others(tmp_path: Path) -> None:
     bus = bus_of_today()
-    value = b'{"task_id":"t-1","body":{"inline":%b}}' % deep_body()
-    async with ingress_bench(tmp_path, bus=bus) as bench:
-        await put(bench, b"t-1", value, {"type": "SubmitTask", "v": "1"})
+    claimed = Payload(claim=Claim(key="test." + "0" * 64, sha256="0" * 64, size=3))
+    async with ingress_bench(tmp_path, bus=bus, blobs=FailingBlobs()) as bench:
+        await submit(bench, "t-1", claimed)
         await submit(bench, "t-2")
         assert (await bench.next_task()).task.task_id == "t-2"
         end = await failed(bench, "t-1")
         await committed(bench, 2)
         (dead,) = bench.bus.records(bench.names.dead)
-    assert dead.value == value
+    assert dead.key == b"t-1"
+    assert dead.value == encode(SubmitTask(task_id="t-1", body=claimed))
     assert end.failure.kind is FailureKind.INTERNAL
-
-
-def deep_body() -> bytes:
-    """A chat that the JSON parser just takes, and that is too deep for everything after it."""
-    depth = 900
-    parameters = b'{"a":' * depth + b"{}" + b"}" * depth
-    tools = b'[{"type":"function","function":{"name":"f","parameters":%b}}]' % parameters
-    return orjson.dumps(ask(tools="HERE")).replace(b'"HERE"', tools)
 
 
 async def test_q4_what_was_not_acknowledged_is_sent_again(tmp_path: Path) -> None:
