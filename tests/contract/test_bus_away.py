@@ -66,8 +66,10 @@ async def test_a_killed_broker_that_comes_back_loses_nothing_acknowledged(
         assert len(await read(source, 20)) == 20
         await source.commit({0: Commit(5, "map"), 1: Commit(0, "before")})
         await node.kill()
-        sending = asyncio.create_task(acknowledged(publisher, OutRecord(topic, None, b"late", partition=1)))
-        await asyncio.sleep(0.5)
+        late = OutRecord(topic, None, b"late", partition=1)
+        with pytest.raises(BusError):
+            await publisher.send(late, timeout_s=0.5)
+        sending = asyncio.create_task(acknowledged(publisher, late))
         await node.start()
         await sending
         for record in values(topic, 0, 10, first=20):
@@ -136,11 +138,13 @@ async def test_a_publisher_knows_for_how_long_there_has_been_no_broker(
     assert publisher.away_s() == 0
 
 
-async def test_a_publisher_started_without_a_broker_waits_for_it(tmp_path: Path, fleet_prefix: str) -> None:
+async def test_a_publisher_started_without_a_broker_waits_for_it(
+    tmp_path: Path, fleet_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
     port = free_port()
     publisher = KafkaPublisher(f"127.0.0.1:{port}", traits_of("local"), client_id="early")
     starting = asyncio.create_task(publisher.start())
-    await asyncio.sleep(0.3)
+    await until(lambda: caplog.text.count("the broker does not answer") > 1)
     assert not starting.done()
     async with LocalBroker(tmp_path, port=port) as broker:
         async with asyncio.timeout(PATIENCE_S):
@@ -150,7 +154,9 @@ async def test_a_publisher_started_without_a_broker_waits_for_it(tmp_path: Path,
         await publisher.stop()
 
 
-async def test_starting_without_a_broker_ends_with_stop(fleet_prefix: str) -> None:
+async def test_starting_without_a_broker_ends_with_stop(
+    fleet_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     publisher = KafkaPublisher(nobody, traits_of("local"), client_id="early")
     reader = KafkaLogReader(
@@ -165,7 +171,8 @@ async def test_starting_without_a_broker_ends_with_stop(fleet_prefix: str) -> No
         asyncio.create_task(reader.start(at=StartAt())),
         asyncio.create_task(member.start(Calls())),
     ]
-    await asyncio.sleep(0.3)
+    faults = ("the broker does not answer", "cannot start", "cannot join")
+    await until(lambda: all(fault in caplog.text for fault in faults))
     await asyncio.gather(publisher.stop(), reader.stop(), member.stop())
     for fault in await asyncio.gather(*starts, return_exceptions=True):
         assert isinstance(fault, BusError)

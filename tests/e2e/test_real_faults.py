@@ -18,6 +18,7 @@ from tests.e2e.fault_fleet import (
     ask_streamed,
     body,
     committed,
+    everything,
     finished,
     gone,
     outcomes,
@@ -168,8 +169,7 @@ async def test_s5_the_model_stops_when_its_client_hangs_up(fleet: Scripted, stre
     marker = new_marker()
     script = {"text": "word " * 600, "chunks": 600, "chunk_interval_s": 0.1}
     chat = asyncio.create_task(ask(fleet.stage.url, body(marker, script, stream=stream)))
-    await fleet.at_work(marker)
-    await asyncio.sleep(0.5)
+    await until(lambda: _chunks_reach(fleet, marker, 3), "the answer under way")
     left_at = time.time()
     chat.cancel()
     await asyncio.gather(chat, return_exceptions=True)
@@ -195,7 +195,7 @@ async def test_s5_what_was_still_queued_never_runs(fleet: Scripted) -> None:
     for marker in blockers:
         await fleet.at_work(marker)
     leaving = asyncio.create_task(ask(fleet.stage.url, body(queued)))
-    await asyncio.sleep(0.5)
+    await until(lambda: _on_a_lane(fleet, queued), "the record of the task that will be left")
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     assert await finished(chats) == blockers
@@ -234,6 +234,15 @@ async def test_q7_work_goes_on_after_the_broker_was_silent(fleet: Scripted) -> N
     assert text_of(await chat) == under_way
     assert await _answered_again(fleet) != ""
     assert (await outcomes(fleet, [under_way]))[under_way][:1] == ["TaskSucceeded"]
+
+
+async def _chunks_reach(fleet: Scripted, marker: str, count: int) -> bool | None:
+    running = await fleet.server.running()
+    return any(one.marker == marker and one.chunks >= count for one in running) or None
+
+
+async def _on_a_lane(fleet: Scripted, marker: str) -> bool | None:
+    return marker in (await everything(fleet)).accepted.values() or None
 
 
 async def _answered_again(fleet: Scripted) -> str:

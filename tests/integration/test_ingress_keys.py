@@ -16,9 +16,9 @@ from services.adapters.database.engine import Database
 from services.adapters.database.idempotency import SqlIdempotencyStore
 from services.core.placement import stable_partition
 from services.ingress.settings import IngressKnobs
-from services.ports import KeyRow
+from services.ports import KeyRow, StoredOutcome
 from tests.chat_bodies import answer_of, ask, events_of, joined_text
-from tests.ingress_bench import FLEET, Bench, LaneTask, eventually_true, ingress_bench, new_bus
+from tests.ingress_bench import FLEET, Bench, LaneTask, eventually, eventually_true, ingress_bench, new_bus
 
 CHATS = "/v1/chat/completions"
 KEY = {"idempotency-key": "order-1"}
@@ -67,11 +67,24 @@ async def test_r6_a_success_is_replayed_and_not_run_again(tmp_path: Path) -> Non
         assert await lane_records(bench) == 1
 
 
+class WatchedStore(SqlIdempotencyStore):
+    """Counts how often the outcome of another call's task was looked for in vain."""
+
+    waited = 0
+
+    async def outcome(self, task_id: str) -> StoredOutcome | None:
+        found = await super().outcome(task_id)
+        self.waited += found is None
+        return found
+
+
 async def test_r6_a_second_call_joins_on_any_replica(tmp_path: Path) -> None:
     bus = new_bus()
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/chimera.db")
+    watched = WatchedStore(database)
     async with (
         ingress_bench(tmp_path, bus=bus, instance="one") as one,
-        ingress_bench(tmp_path, bus=bus, instance="two") as two,
+        ingress_bench(tmp_path, bus=bus, instance="two", keys=watched) as two,
         one.http() as here,
         two.http() as there,
     ):
@@ -79,10 +92,11 @@ async def test_r6_a_second_call_joins_on_any_replica(tmp_path: Path) -> None:
         task = await one.next_task()
         await accepted(one)
         second = keyed(there)
-        await asyncio.sleep(0.3)
+        await eventually(lambda: watched.waited)
         await ended(one, task, "for both")
         assert (await first).json() == (await second).json()
         assert await lane_records(one) == 1
+    await database.close()
 
 
 async def test_s4_a_stream_that_joins_another_call_is_pinged_until_it_is_decided(tmp_path: Path) -> None:
