@@ -23,7 +23,7 @@ from services.ingress.body import admit_body, read_body
 from services.ingress.call import Call, IdempotencyKey
 from services.ingress.call_record import CallRecord, record_of
 from services.ingress.dispatch import Dispatcher, NotAccepted
-from services.ingress.errors import deadline_passed, refused, unavailable
+from services.ingress.errors import ApiError, deadline_passed, refused, unavailable
 from services.ingress.inbox import Inbox
 from services.ingress.joined import joined_stream
 from services.ingress.keyed import KeyedCalls
@@ -153,6 +153,9 @@ class ModelCalls:
             else:
                 self._keyed.close_and_free(call, call.key)
             raise unavailable("The request could not be queued in time.", "queue_unavailable") from None
+        except ApiError:
+            await self._free_key(call)
+            raise
         if call.key is not None:
             self._ports.dispatcher.background.spawn(self._keyed.accepted(call, call.key))
         call.record.stage_done("route")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import structlog
 from starlette.types import Receive
 
 from schemas.messages import CloseReason, TaskClosed, TaskFailed, TaskSucceeded
@@ -13,6 +14,7 @@ from services.ingress.dispatch import Dispatcher, Lane, NotAccepted
 from services.ingress.errors import ApiError, unavailable
 from services.ingress.inbox import Inbox, Listener
 
+_log = structlog.get_logger("chimera.ingress")
 Terminal = TaskSucceeded | TaskFailed | TaskClosed
 
 
@@ -45,9 +47,15 @@ class Waiting:
     async def send(self) -> None:
         """Sends the task. Raises NotAccepted, unless its outcome has been read before the acknowledgement.
 
-        Raises OSError where a large body cannot be stored: nothing is sent then.
+        Raises ApiError where a large body cannot be stored: nothing is sent then.
         """
-        body = await self._dispatcher.payload(self.call.raw)
+        try:
+            body = await self._dispatcher.payload(self.call.raw)
+        except OSError as fault:
+            _log.warning("body not stored", task_id=self.call.task_id, error=str(fault))
+            raise unavailable(
+                "Large bodies need the blob store, which takes none.", "store_unavailable"
+            ) from None
         self._open = True
         try:
             await self._dispatcher.send(self.call, body, self._lane)

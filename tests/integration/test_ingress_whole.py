@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import orjson
 import pytest
@@ -247,3 +248,21 @@ async def test_an_answer_counts_although_its_acknowledgement_is_lost(tmp_path: P
         publisher.give_up.set()
         assert (await call).status_code == 200
         assert bench.said_of(task, bench.names.control) == []
+
+
+async def test_r9_a_store_that_takes_nothing_refuses_large_bodies_alone(tmp_path: Path) -> None:
+    """A full disk, a folder that is gone: it may be repeated, with the same key, and was once a bare 500."""
+    where = tmp_path / "not-a-folder"
+    where.write_text("in the way")
+    headers = {"idempotency-key": "order-1"}
+    async with ingress_bench(tmp_path, blobs=DirectoryBlobStore(where)) as bench, bench.http() as client:
+
+        async def post(**more: str) -> httpx.Response:
+            return await client.post("/v1/chat/completions", json=ask(**more), headers=headers)
+
+        refused = await post(user="x" * 300_000)
+        small = asyncio.create_task(post())
+        await bench.succeed(await bench.next_task(), answer_of("small enough"))
+        assert (await small).status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
+    assert int(refused.headers["retry-after"]) >= 1
