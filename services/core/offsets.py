@@ -78,6 +78,11 @@ class PartitionTracker:
         self._uncommitted = 0
 
     @property
+    def first_epoch(self) -> int:
+        """The epoch in which it was made: completions of earlier ones are stale."""
+        return self._first_epoch
+
+    @property
     def epoch(self) -> int:
         return self._epoch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -17,11 +17,13 @@ from services.core.offsets import BelowStartError, NeverReceivedError, Partition
 from services.ports import Assigned, BusError, Commit, CommitRefused, GroupSource, InRecord
 
 log = structlog.get_logger(__name__)
-_COMMIT_AFTER = 64  # completions
+_DONE, _KNOWN = Received.DONE, Received.KNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+# Named tuples: one of each is made for every record that is read, in half the time of a frozen dataclass.
+
+
+class Place(NamedTuple):
     """Where a record stands, and the assignment epoch in which it was read."""
 
     partition: int
@@ -29,21 +31,28 @@ class Place:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A record that is not done. `known`: it was taken before and came again after a rebalance."""
+class Taken(NamedTuple):
+    """A record that is not done. `known`: it was taken before and came again after a rebalance.
+
+    redelivered: it was there when its partition was assigned, so another member may have begun it.
+    """
 
     record: InRecord
     place: Place
     known: bool
+    redelivered: bool
 
 
 class GroupOffsets:
-    """Fed by an AssignmentListener and a poll loop; `commit` is called every so often and on revoke."""
+    """Fed by an AssignmentListener and a poll loop; `commit` is called every so often and on revoke.
 
-    def __init__(self, source: GroupSource, name: str) -> None:
-        self._source, self._name = source, name
+    `commit_after`: so many completions do not wait for the next commit of `commit_forever`.
+    """
+
+    def __init__(self, source: GroupSource, name: str, *, commit_after: int = 64) -> None:
+        self._source, self._name, self._commit_after = source, name, commit_after
         self._trackers: dict[int, PartitionTracker] = {}
+        self._high_water: dict[int, int] = {}
         self._epoch = 0
         self._completions = 0
         self._commit_due = asyncio.Event()
@@ -53,6 +62,7 @@ class GroupOffsets:
         self._epoch += 1
         kept = {p: t for p, t in self._trackers.items() if p in partitions}
         self._trackers = {p: t for p, t in kept.items() if partitions[p].offset <= t.watermark}
+        self._high_water = {partition: assigned.high_water for partition, assigned in partitions.items()}
         for partition, assigned in partitions.items():
             if partition in self._trackers:
                 self._trackers[partition].reassigned(self._epoch)
@@ -65,6 +75,22 @@ class GroupOffsets:
             log.warning("done-map not read", group=self._name, partition=partition, fault=decoded.fault)
         self._trackers[partition] = PartitionTracker(self._epoch, assigned.offset, decoded.done)
 
+    def owns(self, place: Place) -> bool:
+        """Whether a completion of this place would still count."""
+        tracker = self._trackers.get(place.partition)
+        return tracker is not None and place.epoch >= tracker.first_epoch
+
+    def any_owned(self) -> bool:
+        return bool(self._trackers)
+
+    def full_heads(self) -> list[tuple[int, int]]:
+        """Partition and offset of the records that must be done before their partitions may be read on."""
+        return [
+            (number, tracker.head)
+            for number, tracker in self._trackers.items()
+            if not tracker.span_left() and tracker.head is not None
+        ]
+
     def readable(self) -> tuple[int, ...] | None:
         """The partitions that may be polled, None for all: where the span is full, its head comes first."""
         open_ones = tuple(number for number, tracker in self._trackers.items() if tracker.span_left())
@@ -73,23 +99,26 @@ class GroupOffsets:
     def take(self, records: Sequence[InRecord]) -> list[Taken]:
         """Takes note of what a poll returned; what is done, or no longer ours, is left out."""
         taken = []
+        trackers, high_water = self._trackers, self._high_water
         for record in records:
-            tracker = self._trackers.get(record.partition)
+            partition, offset = record.partition, record.offset
+            tracker = trackers.get(partition)
             if tracker is None:
                 continue  # fetched before a rebalance took the partition away
             try:
-                received = tracker.received(record.offset)
+                received = tracker.received(offset)
             except BelowStartError as fault:
                 tracker = self._begun_anew(record, fault)
-                received = tracker.received(record.offset)
-            if received is not Received.DONE:
-                place = Place(record.partition, record.offset, tracker.epoch)
-                taken.append(Taken(record, place, received is Received.KNOWN))
+                received = tracker.received(offset)
+            if received is not _DONE:
+                place = Place(partition, offset, tracker.epoch)
+                taken.append(Taken(record, place, received is _KNOWN, offset < high_water[partition]))
         return taken
 
     def _begun_anew(self, record: InRecord, fault: BelowStartError) -> PartitionTracker:
         log.error("the log was reset", group=self._name, partition=record.partition, fault=str(fault))
         self._epoch += 1
+        self._high_water[record.partition] = 0
         tracker = self._trackers[record.partition] = PartitionTracker(self._epoch, record.offset)
         return tracker
 
@@ -104,7 +133,7 @@ class GroupOffsets:
             log.error("completion of nothing", group=self._name, partition=place.partition, fault=str(fault))
             return
         self._completions += 1
-        if self._completions >= _COMMIT_AFTER:
+        if self._completions >= self._commit_after:
             self._commit_due.set()
 
     async def commit_forever(self, every_s: float) -> None:

@@ -48,12 +48,12 @@ class Backlog:
 
     def push(self, held: Held, now_s: float, not_before_s: float | None = None) -> None:
         held.phase = Phase.QUEUED
-        place = held.positions[0] if held.positions else None
+        partition = held.positions[0].place.partition if held.positions else -1
         self._queue.push(
             Queued(
                 task_id=held.task_id,
                 lane=held.priority,
-                partition=(held.priority, place.partition if place else -1),
+                partition=(held.priority, partition),
                 size_bytes=held.size_bytes,
                 queued_s=now_s,
                 deadline_s=held.headers.deadline_ms / 1000,
@@ -90,7 +90,9 @@ class Backlog:
         taken = [
             held
             for held in self._ahead.values()
-            if held.positions and held.priority == priority and held.positions[0].partition in partitions
+            if held.positions
+            and held.priority == priority
+            and held.positions[0].place.partition in partitions
         ]
         for held in taken:
             del self._ahead[held.task_id]

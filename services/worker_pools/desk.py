@@ -34,7 +34,7 @@ class Desk:
     def all(self) -> Iterable[Held]:
         return tuple(self._held.values())
 
-    def take(self, held: Held, place: Position) -> str | None:
+    def take(self, held: Held, position: Position) -> str | None:
         """A record came: the task is queued, or attached to what is held, or done at once.
 
         Returns why it must not run where it is cancelled; it is then held, and the caller prunes it.
@@ -42,13 +42,13 @@ class Desk:
         now_s = self._clock.now_s()
         known = self._held.get(held.task_id)
         if known is not None:
-            if not known.at(place.priority, place.partition, place.offset):
-                known.positions.append(place)  # both offsets are done together
+            if not known.at(*position.spot):
+                known.positions.append(position)  # both offsets are done together
             return None
         if self._ended.ended(held.task_id, now_s) or self._ended.ended(_parked_key(held), now_s):
-            self._done(place)
+            self._done(position)
             return None
-        held.positions.append(place)
+        held.positions.append(position)
         self._held[held.task_id] = held
         self.backlog.took(held)
         reason = self.stones.cancelled(held.task_id)
@@ -66,16 +66,16 @@ class Desk:
         self.backlog.released(held)
         now_s = self._clock.now_s()
         self._ended.add(held.task_id if ended else _parked_key(held), now_s)
-        for place in held.positions:
-            self._done(place)
+        for position in held.positions:
+            self._done(position)
         held.positions.clear()
 
     def lent(self, held: Held) -> None:
         """A parked row names this worker as holder: the lane records are done, the task runs on."""
         held.lent = True
         self._ended.add(_parked_key(held), self._clock.now_s())
-        for place in held.positions:
-            self._done(place)
+        for position in held.positions:
+            self._done(position)
         held.positions.clear()
 
     def drop(self, held: Held) -> None:

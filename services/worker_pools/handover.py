@@ -96,4 +96,7 @@ class HandOver:
 
 
 def _stands_in(held: Held, priority: str, partitions: Collection[int]) -> bool:
-    return any(place.priority == priority and place.partition in partitions for place in held.positions)
+    return any(
+        position.priority == priority and position.place.partition in partitions
+        for position in held.positions
+    )

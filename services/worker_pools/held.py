@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.headers import TaskHeaders
 from schemas.messages import Envelope
+from services.runtime.group_offsets import Place
 
 if TYPE_CHECKING:
     from services.worker_pools.try_watch import TryWatch
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a lane record stands, and the assignment epoch in which it was read."""
+class Position(NamedTuple):
+    """Where a lane record stands: the lane's priority, and the place in it."""
 
     priority: str
-    partition: int
-    offset: int
-    epoch: int
+    place: Place
+
+    @property
+    def spot(self) -> tuple[str, int, int]:
+        """Priority, partition and offset: the same in whichever assignment it was read."""
+        return self.priority, self.place.partition, self.place.offset
 
 
 class Phase(Enum):
@@ -61,10 +64,7 @@ class Held:
         return len(self.lane_value)
 
     def at(self, priority: str, partition: int, offset: int) -> bool:
-        return any(
-            place.offset == offset and place.partition == partition and place.priority == priority
-            for place in self.positions
-        )
+        return any(position.spot == (priority, partition, offset) for position in self.positions)
 
     def envelope(self) -> Envelope:
         """The lane record as it would be written now. Raises UnicodeDecodeError: its value is no text."""

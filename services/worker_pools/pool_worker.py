@@ -73,7 +73,7 @@ class PoolWorker:
         self._hand_over = HandOver(self._desk, self._reports, parts.blobs, parts.clock, knobs)
         self._control = Control(parts.control, parts.clock, knobs, self._cancel)
         self._lanes: dict[str, Lane] = {
-            priority: Lane(priority, source, self, parts.clock, knobs)
+            priority: Lane(priority, names.lane_group(pool.name, priority), source, self, parts.clock, knobs)
             for priority, source in parts.lanes.items()
         }
         self._limbo: dict[str, list[Held]] = {}
@@ -152,7 +152,7 @@ class PoolWorker:
     async def _serve_lane(self, lane: Lane) -> None:
         await lane.start()
         async with asyncio.TaskGroup() as group:
-            group.create_task(lane.commit_forever())
+            group.create_task(lane.offsets.commit_forever(self._knobs.commit_every_s))
             await lane.poll_forever()
             await asyncio.Event().wait()  # commits go on through the drain
 
@@ -169,7 +169,7 @@ class PoolWorker:
             task.cancel()
         await asyncio.gather(*self._slots.work, *loops, return_exceptions=True)
         for lane in self._lanes.values():
-            await lane.commit()
+            await lane.offsets.commit()
             await lane.leave()
         await self._reports.close(0)
         await self._control.stop()
@@ -183,36 +183,38 @@ class PoolWorker:
         waits = not self._slots.is_open or len(self._odd) >= _MOST_ODD
         return 0 if waits else self._backlog.room(priority)
 
-    def holds(self, task_id: str | None, place: Position) -> bool:
-        if (place.priority, place.partition, place.offset) in self._odd:
+    def holds(self, task_id: str | None, position: Position) -> bool:
+        if position.spot in self._odd:
             return True
         held = None if task_id is None else self._desk.get(task_id)
-        return held is not None and held.at(place.priority, place.partition, place.offset)
+        return held is not None and held.at(*position.spot)
 
-    def arrived(self, record: InRecord, place: Position, *, redelivered: bool) -> None:
+    def arrived(self, record: InRecord, position: Position, *, redelivered: bool) -> None:
         found = read_record(
             record,
-            place.priority,
+            position.priority,
             partitions=self._fleet.partitions,
             max_bytes=self._knobs.max_record_bytes,
             redelivered=redelivered,
         )
         if isinstance(found, Odd):
-            self._odd.add((place.priority, place.partition, place.offset))
-            self._slots.spawn(self._put_away(found, place))
+            self._odd.add(position.spot)
+            self._slots.spawn(self._put_away(found, position))
             return
-        reason = self._desk.take(found, place)
+        reason = self._desk.take(found, position)
         if reason is not None:
             self._slots.spawn(self._endings.prune(found, reason))
 
-    async def _put_away(self, odd: Odd, place: Position) -> None:
-        log.error("not a task", fate=odd.fate, reason=odd.reason, task_id=odd.task_id, place=str(place))
+    async def _put_away(self, odd: Odd, position: Position) -> None:
+        log.error(
+            "not a task", fate=odd.fate, reason=odd.reason, task_id=odd.task_id, place=str(position.spot)
+        )
         try:
             for record in self._reports.put_away(odd):
                 await self._reports.deliver(await fitted(record, self._parts.blobs))
-            self._done(place)
+            self._done(position)
         finally:
-            self._odd.discard((place.priority, place.partition, place.offset))
+            self._odd.discard(position.spot)
 
     async def span_is_full(self, priority: str, partition: int, head: int) -> None:
         held = next((held for held in self._desk.all() if held.at(priority, partition, head)), None)
@@ -233,7 +235,7 @@ class PoolWorker:
         for held in self._desk.all():
             if held.positions:
                 held.positions[:] = [
-                    place for place in held.positions if place.priority != priority or lane.owns(place)
+                    at for at in held.positions if at.priority != priority or lane.offsets.owns(at.place)
                 ]
         for held in self._limbo.pop(priority, []):
             if self._desk.get(held.task_id) is not held:
@@ -245,8 +247,8 @@ class PoolWorker:
                 self._desk.drop(held)
         self._slots.fill()
 
-    def _done(self, place: Position) -> None:
-        self._lanes[place.priority].done(place)
+    def _done(self, position: Position) -> None:
+        self._lanes[position.priority].offsets.done(position.place)
 
     def _cancel(self, message: CancelTask) -> None:
         self._desk.stones.add(message.task_id, message.attempt, message.reason, message.deadline_ms / 1000)

@@ -10,6 +10,7 @@ from schemas.headers import TaskHeaders
 from schemas.topics import TopicNames
 from services.adapters.blobs import DirectoryBlobStore
 from services.core.fleet import DEFAULT_WEIGHTS
+from services.runtime.group_offsets import Place
 from services.worker_pools.backlog import Backlog
 from services.worker_pools.desk import Desk
 from services.worker_pools.handover import HandOver
@@ -19,7 +20,7 @@ from services.worker_pools.settings import WorkerKnobs
 from tests.fakes.bus import FakeBus, FakePublisher
 
 NAMES = TopicNames("t.")
-PLACE = Position("interactive", 0, 7, 1)
+PLACE = Position("interactive", Place(0, 7, 1))
 
 
 class RealClock:
