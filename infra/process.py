@@ -118,6 +118,9 @@ class ChildProcess:
         """SIGSTOP: sockets stay open and nothing answers, as on a machine that hangs."""
         self._send(signal.SIGSTOP)
         self._frozen = True
+        if self.running and sys.platform == "linux":
+            # Its threads stop one after the other: until the last one has, it may still answer.
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """SIGCONT after `freeze`; nothing otherwise."""

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from infra.broker_ready import until_ready
@@ -17,11 +16,11 @@ from infra.kafka.settings import (
     properties_text,
     server_properties,
 )
-from infra.process import ChildProcess, ProcessFailedError, free_port
+from infra.launcher import Launcher
+from infra.process import ProcessFailedError, free_port
 
 _READY_TIMEOUT_S = 90.0
 _FORMAT_TIMEOUT_S = 60.0
-_STOP_GRACE_S = 15.0
 
 
 def available() -> str | None:
@@ -35,12 +34,17 @@ def single_node(data_dir: Path, *, port: int | None = None, benchmark: bool = Fa
     return NodeSettings(node=node, voters=(node,), data_dir=data_dir, benchmark=benchmark)
 
 
-class KafkaNode:
-    """One node; it keeps its port and data over stop, kill and start. Its log is `data_dir/broker.log`."""
+class KafkaNode(Launcher):
+    """One node; it keeps its port and data over stop, kill and start. Its log is `data_dir/broker.log`.
+
+    What it acknowledged is in the data directory or the page cache: it comes back after a kill.
+    """
+
+    stop_grace_s = 15.0
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self._child = ChildProcess(f"kafka on port {settings.node.port}", settings.data_dir / "broker.log")
+        super().__init__(f"kafka on port {settings.node.port}", settings.data_dir / "broker.log")
 
     @classmethod
     def single(cls, data_dir: Path, *, port: int | None = None, benchmark: bool = False) -> Self:
@@ -52,16 +56,6 @@ class KafkaNode:
         """`host:port` for clients."""
         return f"{LOOPBACK}:{self._settings.node.port}"
 
-    @property
-    def pid(self) -> int:
-        """Process id; ProcessFailedError when it does not run."""
-        return self._child.pid
-
-    @property
-    def running(self) -> bool:
-        """True from start to exit, also while frozen."""
-        return self._child.running
-
     async def start(self) -> None:
         """Fetch the jars if need be, format an empty directory, start, and return when the broker serves.
 
@@ -70,47 +64,12 @@ class KafkaNode:
         libs = await asyncio.to_thread(ensure_jars)
         properties_path = self._write_properties()
         await self._format(libs, properties_path)
-        self._child.spawn(broker_command(self._settings, libs, properties_path))
-        # Of several nodes the first ones answer only when a majority is there: their launcher waits for all.
-        try:
+
+        async def serves() -> None:
+            # Of several nodes the first answer only when a majority is there: their launcher waits for all.
             await until_ready(self._child, self.bootstrap_servers, _READY_TIMEOUT_S)
-        except BaseException:
-            await self._child.kill()
-            raise
 
-    async def stop(self) -> None:
-        """SIGTERM, then SIGKILL by pid after 15 s; nothing when it does not run."""
-        await self._child.stop(_STOP_GRACE_S)
-
-    async def kill(self) -> None:
-        """SIGKILL by pid; acknowledged records are in the data directory or page cache: they come back."""
-        await self._child.kill()
-
-    async def restart(self) -> None:
-        """Stop if running, then start on the same port and data."""
-        await self.stop()
-        await self.start()
-
-    def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers."""
-        self._child.freeze()
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        self._child.thaw()
-
-    def rss_bytes(self) -> int:
-        """Resident memory of the JVM."""
-        return self._child.rss_bytes()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
+        await self._start(broker_command(self._settings, libs, properties_path), serves)
 
     def _write_properties(self) -> Path:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)

@@ -1,26 +1,21 @@
 """Runs `python -m infra.llama` as a child process and waits until it answers."""
 
 import asyncio
-import os
-import sys
 from pathlib import Path
-from typing import Self
 
 import httpx
 
+from infra.launcher import Launcher, module_command, project_environment
 from infra.llama.settings import LlamaSettings
-from infra.process import ChildProcess, free_port
+from infra.process import free_port
 
-_PROJECT = Path(__file__).resolve().parents[2]
 _POLL_S = 0.02
-_STOP_GRACE_S = 5.0
 
 
-class LlamaServer:
+class LlamaServer(Launcher):
     """One local model server: `async with LlamaServer(settings, log_path=...) as server: server.base_url`.
 
-    Bound to no event loop. Start it from the main thread: it is killed with the thread that started it.
-    A restart (`stop` or `kill`, then `start`) keeps the port.
+    Open streams end without [DONE] when it is stopped.
     """
 
     def __init__(
@@ -34,7 +29,7 @@ class LlamaServer:
         self.settings = settings
         self.port = free_port() if port is None else port
         self._start_timeout_s = start_timeout_s
-        self._child = ChildProcess(f"model server {settings.alias}", log_path)
+        super().__init__(f"model server {settings.alias}", log_path)
 
     @property
     def origin(self) -> str:
@@ -46,49 +41,17 @@ class LlamaServer:
         """`http://127.0.0.1:PORT/v1`, as OpenAI clients want it."""
         return f"{self.origin}/v1"
 
-    @property
-    def pid(self) -> int:
-        """Process id; ProcessFailedError when it is not running."""
-        return self._child.pid
-
-    @property
-    def running(self) -> bool:
-        return self._child.running
-
-    @property
-    def log_path(self) -> Path:
-        return self._child.log_path
-
     async def start(self) -> None:
         """Returns once the model has produced a token. Raises ProcessFailedError and leaves no process."""
-        command = [sys.executable, "-m", "infra.llama", *self.settings.arguments(), "--port", str(self.port)]
-        path = os.pathsep.join(filter(None, (str(_PROJECT), os.environ.get("PYTHONPATH"))))
-        self._child.spawn(command, env=os.environ | {"PYTHONPATH": path})
+        command = module_command("infra.llama", *self.settings.arguments(), "--port", str(self.port))
+        await self._start(command, self._serves, env=project_environment())
+
+    async def _serves(self) -> None:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._warm_up()
         except (TimeoutError, httpx.HTTPError) as error:
-            failure = self._child.failure(f"does not answer: {error!r}")
-            await self._child.kill()
-            raise failure from error
-        except BaseException:
-            await self._child.kill()
-            raise
-
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that is not enough. Open streams end without [DONE]."""
-        await self._child.stop(_STOP_GRACE_S)
-
-    async def kill(self) -> None:
-        """SIGKILL: what a crash looks like to its clients."""
-        await self._child.kill()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
+            raise self._child.failure(f"does not answer: {error!r}") from error
 
     async def _warm_up(self) -> None:
         question = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}

@@ -128,7 +128,7 @@ async def _settled(stage: Stage, server: ModelServerProcess) -> Evidence:
         )
         open_rows = any(row["state"] == "open" for row in evidence.ledger.values())
         done = evidence.accepted.keys() <= evidence.tasks.keys() and not open_rows
-        if (done and not await server.running()) or time.monotonic() > deadline:
+        if (done and not await server.running_attempts()) or time.monotonic() > deadline:
             return evidence
         await asyncio.sleep(2.0)
 

@@ -211,7 +211,7 @@ async def test_s5_breaking_off_closes_the_connection_at_once(
     else:
         reading = asyncio.create_task(events_of(backend, made))
         async with asyncio.timeout(PATIENCE_S):
-            while not [record for record in await server.running() if record.attempt == attempt]:
+            while not [record for record in await server.running_attempts() if record.attempt == attempt]:
                 await asyncio.sleep(0.02)
         reading.cancel()
         await asyncio.wait({reading})
@@ -226,7 +226,7 @@ async def test_a_connection_is_kept_and_a_server_that_came_back_is_reached(backe
         connector = backend._transport.get_client().connector
         assert connector is not None
         assert sum(len(kept) for kept in connector._conns.values()) == 1
-        server.kill()
+        await server.kill()
         await server.start()
         # the kept connection is dead by now: that must cost no try
         assert text(await events_of(backend, call(server.root_url, attempt="after")))

@@ -54,7 +54,7 @@ class Scripted:
         """The try that the model server works on, once there is one."""
 
         async def look() -> AttemptRecord | None:
-            return next((one for one in await self.server.running() if one.marker == marker), None)
+            return next((one for one in await self.server.running_attempts() if one.marker == marker), None)
 
         return await until(look, f"a try of {marker} at the model server")
 

@@ -127,10 +127,10 @@ async def test_q8_a_worker_told_to_stop_starts_nothing_and_finishes_what_runs(fl
     ]
 
     async def full() -> bool | None:
-        return True if len(await fleet.server.running()) == SLOTS else None
+        return True if len(await fleet.server.running_attempts()) == SLOTS else None
 
     await until(full, "all slots taken")
-    at_work = {one.marker for one in await fleet.server.running()}
+    at_work = {one.marker for one in await fleet.server.running_attempts()}
     pid = pid_of(fleet, WORKER)
     os.kill(pid, signal.SIGTERM)
     await gone(pid)
@@ -237,7 +237,7 @@ async def test_q7_work_goes_on_after_the_broker_was_silent(fleet: Scripted) -> N
 
 
 async def _chunks_reach(fleet: Scripted, marker: str, count: int) -> bool | None:
-    running = await fleet.server.running()
+    running = await fleet.server.running_attempts()
     return any(one.marker == marker and one.chunks >= count for one in running) or None
 
 

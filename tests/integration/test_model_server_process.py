@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
-import pytest_asyncio
 
+from infra.launcher import project_environment
 from loadtest.model_server.attempts import AttemptRecord
 from loadtest.model_server.process import ModelServerProcess
 from tests.wire import HOST, PATIENCE_S, chat, post, request_bytes
 
 POLL_S = 0.01
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[ModelServerProcess]:
-    async with ModelServerProcess(chunks=4) as running:
-        yield running
 
 
 class Caller:
@@ -73,7 +71,7 @@ async def test_a_caller_that_hangs_up_stops_the_work(
 ) -> None:
     caller = await Caller.call(server, "gone", chat(script, stream=stream, x_marker="m-1"))
     await until_in_flight(server, ["gone"])
-    assert [record.attempt for record in await server.running()] == ["gone"]
+    assert [record.attempt for record in await server.running_attempts()] == ["gone"]
     await caller.hang_up()
     record = await ended(server, "gone")
     assert (record.outcome, record.marker, record.ended_s is not None) == ("disconnected", "m-1", True)
@@ -108,7 +106,7 @@ async def test_a_slow_reader_stops_the_writer_and_loses_nothing(server: ModelSer
     fields = chat({"text": "word " * 60_000, "chunks": 60_000}, stream=True)
     caller = await Caller.call(server, "slow", fields)
     await until_in_flight(server, ["slow"])
-    held = (await server.running())[0].chunks
+    held = (await server.running_attempts())[0].chunks
     assert held < 60_000
     raw = await asyncio.wait_for(caller.reader.read(), PATIENCE_S)
     await caller.hang_up()
@@ -140,7 +138,7 @@ async def test_the_log_survives_kill_and_is_continued(server: ModelServerProcess
     caller = await Caller.call(server, "unfinished", chat({"hang_after_chunks": 0}))
     await until_in_flight(server, ["unfinished"])
     port = server.port
-    server.kill()
+    await server.kill()
     await caller.hang_up()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(HOST, port)
@@ -170,10 +168,48 @@ async def test_sigterm_ends_what_runs_and_says_so(server: ModelServerProcess) ->
     await server.stop()
     await caller.hang_up()
     assert [record.outcome for record in server.log()] == ["stopped"]
-    assert server.stderr_file.read_text() == ""
+    assert server.log_path.read_text() == ""
 
 
 async def test_a_taken_port_is_said(server: ModelServerProcess) -> None:
     with pytest.raises(RuntimeError, match="cannot listen"):
         async with ModelServerProcess(port=server.port):
             pass
+
+
+_PARENT = """
+import asyncio
+
+from loadtest.model_server.process import ModelServerProcess
+
+async def main() -> None:
+    async with ModelServerProcess() as server:
+        print(server.pid, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def server_of_a_killed_parent(directory: Path) -> psutil.Process:
+    environment = project_environment() | {"TMPDIR": str(directory)}
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, env=environment)
+    with parent:
+        assert parent.stdout is not None
+        server = psutil.Process(int(parent.stdout.readline()))
+        assert server.is_running()
+        parent.kill()
+    return server
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_it_dies_with_the_test_run_that_started_it(tmp_path: Path) -> None:
+    """Even SIGKILL, after which nobody can clean up, leaves no server."""
+    server = await asyncio.to_thread(server_of_a_killed_parent, tmp_path)
+    await eventually(lambda: is_gone(server))
