@@ -15,7 +15,7 @@ import psutil
 from infra.kafka.node import KafkaNode
 from infra.local_broker import LocalBroker
 from infra.process import free_port
-from schemas.topics import TopicNames, TopicSpec, fleet_topics
+from schemas.topics import TopicSpec
 from services.adapters.kafka.topic_admin import apply
 from services.adapters.kafka.traits import BrokerKind, traits_of
 from services.cli.processes import ServiceAddresses, StateDir, service_processes
@@ -89,23 +89,18 @@ class Stage:
         await self._stack.aclose()
 
     async def make_topics(self) -> None:
-        topics = fleet_topics(
-            TopicNames(self.fleet.prefix), [pool.name for pool in self.fleet.pools], self.fleet.partitions
-        )
         traits = traits_of(self.options.broker)
-        left = await apply((*topics, *self.options.more_topics), self.bootstrap_servers, traits)
+        left = await apply((*self.fleet.topics(), *self.options.more_topics), self.bootstrap_servers, traits)
         if left.mismatch:
             raise RuntimeError(f"topics are not as they must be: {left.mismatch}")
 
     async def start_services(self, *, only: tuple[str, ...] | None = None) -> None:
         """Starts those named (all by default), side by side, and returns when each is ready."""
-        pools = [pool.name for pool in self.fleet.pools]
-        names = ["orchestrator", *(f"worker-{pool}" for pool in pools)]
         at = ServiceAddresses(
             self.bootstrap_servers, self.options.broker, self.database_url, "127.0.0.1", self.port
         )
         environment = {**self.options.environment, "CHIMERA_DRAIN_S": "5"}
-        specs = service_processes(pools, at, self.state, {n: free_port() for n in names}, environment)
+        specs = service_processes(self.fleet, at, self.state, environment, free_port)
         wanted = [spec for spec in specs if only is None or spec.name in only]
         started = [Supervised(spec, self.state.logs, self._say) for spec in wanted]
         for process in started:

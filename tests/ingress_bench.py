@@ -32,7 +32,7 @@ from schemas.messages import (
     Usage,
 )
 from schemas.payload import Payload
-from schemas.topics import TopicNames, fleet_topics
+from schemas.topics import TopicNames
 from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.database.engine import Database
 from services.adapters.database.idempotency import SqlIdempotencyStore
@@ -218,9 +218,8 @@ async def eventually_true(look: Callable[[], Awaitable[bool]]) -> None:
 
 
 def new_bus(fleet: Fleet = FLEET, *, first_timestamp_ms: int = 1_000) -> FakeBus:
-    names = TopicNames(fleet.prefix)
-    specs = fleet_topics(names, [pool.name for pool in fleet.pools], fleet.partitions)
-    return FakeBus({spec.name: spec.partitions for spec in specs}, first_timestamp_ms=first_timestamp_ms)
+    topics = {spec.name: spec.partitions for spec in fleet.topics()}
+    return FakeBus(topics, first_timestamp_ms=first_timestamp_ms)
 
 
 @asynccontextmanager

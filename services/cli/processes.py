@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.adapters.kafka.traits import BrokerKind
+from services.core.fleet import Fleet
 from services.runtime.fleet_schema import FleetEntry
 
 MODEL_READY_S = 60.0
@@ -100,13 +101,16 @@ class ServiceAddresses:
 
 
 def service_processes(
-    pools: Sequence[str],
+    fleet: Fleet,
     at: ServiceAddresses,
     state: StateDir,
-    ports: Mapping[str, int],
     environment: Mapping[str, str],
+    new_port: Callable[[], int],
 ) -> list[ProcessSpec]:
-    """The orchestrator, one worker per pool, the ingress: in the order in which they start."""
+    """The orchestrator, one worker per pool, the ingress: in the order in which they start.
+
+    `new_port` gives each but the ingress a port for its health.
+    """
     shared = {
         **environment,
         "CHIMERA_KAFKA_BOOTSTRAP_SERVERS": at.bootstrap_servers,
@@ -118,13 +122,15 @@ def service_processes(
     drain_s = float(environment.get("CHIMERA_DRAIN_S", "30"))
 
     def spec(name: str, module: str, **more: str) -> ProcessSpec:
-        port = ports[name]
+        port = new_port()
         env = {**shared, "CHIMERA_HEALTH_PORT": str(port), **more}
         ready = f"http://127.0.0.1:{port}/readyz"
         return ProcessSpec(name, _module(module), ready, SERVICE_READY_S, drain_s + 10.0, env)
 
     orchestrator = spec("orchestrator", "services.orchestrator")
-    workers = [spec(f"worker-{pool}", "services.worker_pools", CHIMERA_POOL=pool) for pool in pools]
+    workers = [
+        spec(f"worker-{pool.name}", "services.worker_pools", CHIMERA_POOL=pool.name) for pool in fleet.pools
+    ]
     ingress_env = {**shared, "CHIMERA_HOST": at.host, "CHIMERA_PORT": str(at.port)}
     ingress = ProcessSpec(
         "ingress",

@@ -11,7 +11,7 @@ from pathlib import Path
 from cyclopts import App
 from rich.console import Console
 
-from schemas.topics import TopicNames, TopicSpec, fleet_topics
+from schemas.topics import TopicSpec
 from services.adapters.kafka import topic_admin
 from services.adapters.kafka.topic_plan import Difference
 from services.adapters.kafka.traits import BrokerKind, traits_of
@@ -22,8 +22,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def _wanted(fleet: Path) -> Sequence[TopicSpec]:
-    loaded = load_fleet(fleet)
-    return fleet_topics(TopicNames(loaded.prefix), [pool.name for pool in loaded.pools], loaded.partitions)
+    return load_fleet(fleet).topics()
 
 
 def _bootstrap(given: str | None) -> str:

@@ -14,7 +14,6 @@ import httpx
 import yaml
 
 from infra.process import free_port
-from schemas.topics import TopicNames, fleet_topics
 from services.adapters.kafka.topic_admin import apply
 from services.adapters.kafka.traits import BrokerKind, traits_of
 from services.cli.brokers import Broker, make_broker, outgrown
@@ -124,19 +123,14 @@ class Up:
 
     async def _start_broker(self) -> None:
         await self._broker.start()
-        names = TopicNames(self._fleet.prefix)
-        topics = fleet_topics(names, [pool.name for pool in self._fleet.pools], self._fleet.partitions)
-        wrong = (
-            await apply(topics, self._broker.bootstrap_servers, traits_of(self._options.broker))
-        ).mismatch
-        if wrong:
-            raise UpError("\n".join(str(fault) for fault in wrong))
+        traits = traits_of(self._options.broker)
+        left = await apply(self._fleet.topics(), self._broker.bootstrap_servers, traits)
+        if left.mismatch:
+            raise UpError("\n".join(str(fault) for fault in left.mismatch))
         self._say(f"broker ({self._options.broker}) ready at {self._broker.bootstrap_servers}")
 
     async def _start_services(self) -> None:
         options = self._options
-        pools = [pool.name for pool in self._fleet.pools]
-        names = ["orchestrator", *(f"worker-{pool}" for pool in pools)]
         addresses = ServiceAddresses(
             self._broker.bootstrap_servers,
             options.broker,
@@ -144,8 +138,7 @@ class Up:
             options.host,
             options.port,
         )
-        ports = {name: free_port() for name in names}
-        specs = service_processes(pools, addresses, options.state, ports, self._environment)
+        specs = service_processes(self._fleet, addresses, options.state, self._environment, free_port)
         self._services = [Supervised(spec, options.state.logs, self._say) for spec in specs]
         await start_all(self._services, self._say)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.messages import Usage
-from schemas.topics import Priority
+from schemas.topics import Priority, TopicNames, TopicSpec, fleet_topics
 
 BackendKind = Literal["openai", "simulated"]
 
@@ -97,6 +97,11 @@ class Fleet:
     deadlines_s: Mapping[Priority, float] = field(default_factory=lambda: dict(DEFAULT_DEADLINES_S))
     weights: Mapping[Priority, int] = field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
     max_tries: int = 3
+
+    def topics(self) -> tuple[TopicSpec, ...]:
+        """All that the broker must have for it."""
+        names = TopicNames(self.prefix)
+        return fleet_topics(names, [pool.name for pool in self.pools], self.partitions)
 
     def pool(self, name: str) -> Pool | None:
         return next((pool for pool in self.pools if pool.name == name), None)

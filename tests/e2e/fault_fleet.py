@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from loadtest.kills.evidence import TERMINAL, Evidence, gather
-from schemas.topics import PRIORITIES, TopicNames, fleet_topics
+from schemas.topics import PRIORITIES, TopicNames
 from tests.e2e.staged import Scripted, until
 
 WORKER = "worker-scripted"
@@ -112,9 +112,7 @@ def pid_of(fleet: Scripted, name: str) -> int:
 @asynccontextmanager
 async def unwritable(fleet: Scripted, name: str) -> AsyncIterator[None]:
     """The broker refuses every record for the topic (too large) and takes commits as ever."""
-    names, stage = TopicNames(fleet.stage.fleet.prefix), fleet.stage
-    topics = fleet_topics(names, [pool.name for pool in stage.fleet.pools], stage.fleet.partitions)
-    topic = next(topic for topic in topics if topic.name == name)
+    topic = next(topic for topic in fleet.stage.fleet.topics() if topic.name == name)
     await _configure(fleet, name, {**topic.config, "max.message.bytes": "1"})
     try:
         yield

@@ -7,7 +7,7 @@ The values were found by experiment with aiokafka 0.14 on the local broker (Tans
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -83,6 +83,23 @@ _KAFKA_WAIT = MappingProxyType[PollUse, int](
     {"interactive": 250, "results": 250, "replies": 250, "control": 250, "standard": 250, "batch": 250}
 )
 
+_KAFKA = BrokerTraits(
+    kind="kafka",
+    durable=True,
+    idempotent_producer=True,
+    commit_metadata_bytes=4096,
+    offsets_for_times=True,
+    end_offsets=True,
+    deletes_records=True,
+    topic_configs=True,
+    unknown_topic_refused=True,
+    lists_group_offsets_whole=True,
+    session_timeout_ms=6000,  # the least that Apache Kafka takes by default
+    heartbeat_interval_ms=1000,
+    compression=None,
+    fetch_max_wait_ms=_KAFKA_WAIT,
+)
+
 TRAITS: Mapping[BrokerKind, BrokerTraits] = MappingProxyType(
     {
         "local": BrokerTraits(
@@ -101,39 +118,9 @@ TRAITS: Mapping[BrokerKind, BrokerTraits] = MappingProxyType(
             compression=None,
             fetch_max_wait_ms=_LOCAL_WAIT,
         ),
-        "kafka": BrokerTraits(
-            kind="kafka",
-            durable=True,
-            idempotent_producer=True,
-            commit_metadata_bytes=4096,
-            offsets_for_times=True,
-            end_offsets=True,
-            deletes_records=True,
-            topic_configs=True,
-            unknown_topic_refused=True,
-            lists_group_offsets_whole=True,
-            session_timeout_ms=6000,  # the least that Apache Kafka takes by default
-            heartbeat_interval_ms=1000,
-            compression=None,
-            fetch_max_wait_ms=_KAFKA_WAIT,
-        ),
-        # A cluster that somebody else runs: Apache Kafka's traits, but the bytes cross a network.
-        "external": BrokerTraits(
-            kind="external",
-            durable=True,
-            idempotent_producer=True,
-            commit_metadata_bytes=4096,
-            offsets_for_times=True,
-            end_offsets=True,
-            deletes_records=True,
-            topic_configs=True,
-            unknown_topic_refused=True,
-            lists_group_offsets_whole=True,
-            session_timeout_ms=6000,  # the least that Apache Kafka takes by default
-            heartbeat_interval_ms=1000,
-            compression="lz4",
-            fetch_max_wait_ms=_KAFKA_WAIT,
-        ),
+        "kafka": _KAFKA,
+        # A cluster that somebody else runs: the same, but the bytes cross a network.
+        "external": replace(_KAFKA, kind="external", compression="lz4"),
     }
 )
 
