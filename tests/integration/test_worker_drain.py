@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
-
-from loadtest.model_server.process import ModelServerProcess
 from schemas.messages import AttemptFailed
-from tests.integration.worker_rig import WorkerRig, openai_rig, tries
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[WorkerRig]:
-    async with ModelServerProcess(chunks=4) as server, openai_rig(server.root_url, tmp_path) as made:
-        yield made
+from tests.integration.worker_rig import WorkerRig, tries
 
 
 async def test_a_retry_that_would_start_after_the_drain_is_parked(rig: WorkerRig) -> None:

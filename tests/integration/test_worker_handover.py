@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,18 +25,6 @@ from tests.integration.worker_rig import (
     tries,
     until,
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServerProcess]:
-    async with ModelServerProcess(chunks=4) as running:
-        yield running
-
-
-@pytest.fixture
-async def rig(server: ModelServerProcess, tmp_path: Path) -> AsyncIterator[WorkerRig]:
-    async with openai_rig(server.root_url, tmp_path) as made:
-        yield made
 
 
 async def test_q6_only_contiguous_completions_are_committed(rig: WorkerRig) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import orjson
 import pytest
@@ -20,24 +18,11 @@ from tests.integration.worker_rig import (
     NAMES,
     POOL,
     WorkerRig,
-    openai_rig,
     scripted,
     text_of,
     tries,
     until,
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ModelServerProcess]:
-    async with ModelServerProcess(chunks=4) as running:
-        yield running
-
-
-@pytest.fixture
-async def rig(server: ModelServerProcess, tmp_path: Path) -> AsyncIterator[WorkerRig]:
-    async with openai_rig(server.root_url, tmp_path) as made:
-        yield made
 
 
 async def test_r1_tries_have_one_owner_and_a_cap(rig: WorkerRig, server: ModelServerProcess) -> None:

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import orjson
-import pytest
 
-from loadtest.model_server.process import ModelServerProcess
 from schemas.failures import FailureKind
 from schemas.headers import to_text
 from schemas.messages import TaskFailed, TaskParked
 from schemas.payload import Claim
 from schemas.topics import MAX_RECORD_BYTES
-from tests.integration.worker_rig import NAMES, POOL, WorkerRig, openai_rig, text_of, tries, until
+from tests.integration.worker_rig import NAMES, POOL, WorkerRig, text_of, tries, until
 
 # Two bytes each in the lane record, four in an envelope: the lane record is as large as one may be.
 QUOTES = '"' * 261_800
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[WorkerRig]:
-    async with ModelServerProcess(chunks=4) as server, openai_rig(server.root_url, tmp_path) as made:
-        yield made
 
 
 def quoting(*scripts: dict[str, object]) -> dict[str, object]:

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
-
-from loadtest.model_server.process import ModelServerProcess
 from schemas.messages import AttemptStarted
-from tests.integration.worker_rig import WorkerRig, openai_rig, text_of, tries
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[WorkerRig]:
-    async with ModelServerProcess(chunks=4) as server, openai_rig(server.root_url, tmp_path) as made:
-        yield made
+from tests.integration.worker_rig import WorkerRig, text_of, tries
 
 
 async def test_a_swept_record_says_before_its_try_that_an_earlier_one_may_be_lost(rig: WorkerRig) -> None:
