@@ -1,4 +1,4 @@
-"""What most tests of a worker stand on: a model server of their own, and a rig in front of it."""
+"""What most tests of a worker stand on, and those of the bookkeeper."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from loadtest.model_server.process import ModelServerProcess
+from tests.integration.bookkeeper_fleet import Fleet, fleet_on
 from tests.integration.worker_rig import WorkerRig, openai_rig
 
 
@@ -21,3 +23,16 @@ async def server() -> AsyncIterator[ModelServerProcess]:
 async def rig(server: ModelServerProcess, tmp_path: Path) -> AsyncIterator[WorkerRig]:
     async with openai_rig(server.root_url, tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def sqlite_path(tmp_path: Path) -> Path:
+    return tmp_path / "chimera.db"
+
+
+@pytest_asyncio.fixture
+async def fleet(sqlite_path: Path) -> AsyncIterator[Fleet]:
+    async with fleet_on(
+        f"sqlite+aiosqlite:///{sqlite_path}", sqlite_path.parent / "blobs", timeout_s=1.0
+    ) as fleet:
+        yield fleet
