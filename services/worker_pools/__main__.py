@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
@@ -23,6 +22,7 @@ from services.adapters.kafka.traits import BrokerTraits, traits_of
 from services.adapters.model_backends.openai import OpenAIBackend
 from services.adapters.model_backends.simulated import SimulatedBackend
 from services.adapters.telemetry import setup_logging, setup_tracing
+from services.adapters.wall_clock import WallClock
 from services.core.fleet import Fleet, Pool, SimulatedLaw
 from services.runtime.fleet_file import FleetFileError, load_fleet
 from services.runtime.health import health_app, serving
@@ -33,14 +33,6 @@ from services.worker_pools.settings import WorkerSettings
 from services.worker_pools.worker_metrics import WorkerMetrics
 
 _PROBE_EVERY_S = 1.0
-
-
-class WallClock:
-    def now_s(self) -> float:
-        return time.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 async def serve() -> None:

@@ -32,6 +32,7 @@ from schemas.payload import Payload
 from schemas.topics import PRIORITIES, Priority, TopicNames, fleet_topics
 from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.model_backends.openai import OpenAIBackend
+from services.adapters.wall_clock import WallClock
 from services.core.fleet import Fleet, Pool, Timeouts
 from services.ports import InRecord, ModelClient, OutRecord
 from services.worker_pools.parts import WorkerParts
@@ -51,14 +52,6 @@ POOL = Pool(
     slots=4,
     timeouts=Timeouts(connect_s=1, first_token_s=5, idle_s=5, total_s=30),
 )
-
-
-class RealClock:
-    def now_s(self) -> float:
-        return time.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 async def until(what: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
@@ -127,7 +120,7 @@ class WorkerRig:
             chunks=chunks,
             model=client or self.client,
             blobs=self.blobs,
-            clock=RealClock(),
+            clock=WallClock(),
             uniform=random.Random(1).random,
             new_attempt=lambda: str(uuid_utils.uuid7()),
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from schemas.headers import TaskHeaders
 from schemas.topics import TopicNames
 from services.adapters.blobs import DirectoryBlobStore
+from services.adapters.wall_clock import WallClock
 from services.core.fleet import DEFAULT_WEIGHTS
 from services.runtime.group_offsets import Place
 from services.worker_pools.backlog import Backlog
@@ -23,20 +24,12 @@ NAMES = TopicNames("t.")
 PLACE = Position("interactive", Place(0, 7, 1))
 
 
-class RealClock:
-    def now_s(self) -> float:
-        return time.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
 async def lent_while(tmp_path: Path, after: str | None, phase: Phase) -> tuple[Held, list[Position]]:
     """A task whose try was lent, and the places done, where it had come to `after` by the acknowledgement."""
     bus = FakeBus({NAMES.results: 1})
     publisher = FakePublisher(bus)
     await publisher.start()
-    clock, knobs, done = RealClock(), WorkerKnobs(), list[Position]()
+    clock, knobs, done = WallClock(), WorkerKnobs(), list[Position]()
     desk = Desk(Backlog(DEFAULT_WEIGHTS, 10, 1_000_000), clock, done.append)
     headers = TaskHeaders("req", int(time.time() * 1000) + 60_000, 0)
     held = Held("task", "interactive", "lane", headers, (), b"{}", 0, redelivered=False, origin=(0, 7))
