@@ -64,21 +64,18 @@ def up(
     detach
         Return once the first question was answered, and leave the fleet running.
     """
-    options = UpOptions(
-        fleet_file=fleet,
-        broker=broker,
-        state=StateDir(state_dir),
-        host=host,
-        port=port,
-        bootstrap_servers=os.environ.get("CHIMERA_KAFKA_BOOTSTRAP_SERVERS"),
-        database_url=os.environ.get("CHIMERA_DATABASE_URL"),
-    )
+    options = UpOptions(fleet, broker, StateDir(state_dir), host, port, *_run_by_others())
     if detach:
         arguments = ["--insecure"] if insecure else []
         arguments += ["--fleet", str(fleet), "--broker", broker, "--host", host, "--port", str(port)]
         raise SystemExit(start_detached([*arguments, "--state-dir", str(state_dir)], options.state, console))
     environment = {**os.environ, **({"CHIMERA_INSECURE": "true"} if insecure else {})}
     asyncio.run(_run_here(options, environment))
+
+
+def _run_by_others() -> tuple[str | None, str | None]:
+    """The brokers and the database that the environment names."""
+    return os.environ.get("CHIMERA_KAFKA_BOOTSTRAP_SERVERS"), os.environ.get("CHIMERA_DATABASE_URL")
 
 
 async def _run_here(options: UpOptions, environment: Mapping[str, str]) -> None:

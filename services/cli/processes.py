@@ -58,6 +58,10 @@ class StateDir:
     def database_url(self) -> str:
         return f"sqlite+aiosqlite:///{(self.path / 'chimera.db').resolve()}"
 
+    def variables(self) -> dict[str, str]:
+        """What services are told of it."""
+        return {"CHIMERA_FLEET_FILE": str(self.fleet_file), "CHIMERA_BLOB_DIR": str(self.path / "blobs")}
+
 
 def launched(entry: FleetEntry, ports: Mapping[str, int]) -> FleetEntry:
     """The fleet with every `launch` replaced by the address where its model server listens."""
@@ -99,6 +103,13 @@ class ServiceAddresses:
     host: str
     port: int
 
+    def variables(self) -> dict[str, str]:
+        return {
+            "CHIMERA_KAFKA_BOOTSTRAP_SERVERS": self.bootstrap_servers,
+            "CHIMERA_BROKER": self.broker,
+            "CHIMERA_DATABASE_URL": self.database_url,
+        }
+
 
 def service_processes(
     fleet: Fleet,
@@ -111,14 +122,7 @@ def service_processes(
 
     `new_port` gives each but the ingress a port for its health.
     """
-    shared = {
-        **environment,
-        "CHIMERA_KAFKA_BOOTSTRAP_SERVERS": at.bootstrap_servers,
-        "CHIMERA_BROKER": at.broker,
-        "CHIMERA_DATABASE_URL": at.database_url,
-        "CHIMERA_FLEET_FILE": str(state.fleet_file),
-        "CHIMERA_BLOB_DIR": str(state.path / "blobs"),
-    }
+    shared = {**environment, **at.variables(), **state.variables()}
     drain_s = float(environment.get("CHIMERA_DRAIN_S", "30"))
 
     def spec(name: str, module: str, **more: str) -> ProcessSpec:
