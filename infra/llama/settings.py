@@ -1,6 +1,6 @@
-"""What a local model server is started with, and the two settings that `chimera up` uses."""
+"""What a local model server is started with."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 SMOLLM2 = "smollm2"
@@ -41,9 +41,3 @@ class LlamaSettings:
             *("--slots", str(self.slots), "--context-per-slot", str(self.context_per_slot)),
             *("--batch-tokens", str(self.batch_tokens)),
         )
-
-
-CHAT_FAST = LlamaSettings(alias="chat-fast")
-# Same weights, other trade-off: fewer requests at once, each with twice the context. Not the 8192 tokens that
-# the model was trained for: reading such a prompt takes a core a minute, half of an interactive deadline.
-CHAT_STRONG = replace(CHAT_FAST, alias="chat-strong", slots=2, context_per_slot=4096)

@@ -12,8 +12,6 @@ from services.core.lanes import LanePicker
 
 T = TypeVar("T")
 
-MAX_ENTRIES = 10_000
-MAX_BYTES = 256 * 1024 * 1024
 _LEFTOVERS = 1_024
 
 
@@ -24,7 +22,6 @@ class Queued(Generic[T]):
     task_id: str
     lane: str
     partition: Hashable
-    size_bytes: int
     queued_s: float
     deadline_s: float
     item: T
@@ -45,18 +42,15 @@ class _Slot(Generic[T]):
 class LocalQueue(Generic[T]):
     """First in, first out within a lane (by rank, when a policy sets one); lanes by weight and wait bound.
 
-    The bounds are for the poller: it stops while `full`. A push is never refused, because a fetched record or
-    a task that waits for its next try has nowhere else to be; the overshoot is one poll.
+    It has no bounds of its own: whoever fills it stops reading. A push is never refused, because a fetched
+    record or a task that waits for its next try has nowhere else to be.
     """
 
     __slots__ = (
         "_by_partition",
-        "_bytes",
         "_dead",
         "_deadlines",
         "_delayed",
-        "_max_bytes",
-        "_max_entries",
         "_picker",
         "_ready",
         "_ready_count",
@@ -64,19 +58,14 @@ class LocalQueue(Generic[T]):
         "_slots",
     )
 
-    def __init__(
-        self, picker: LanePicker, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES
-    ) -> None:
+    def __init__(self, picker: LanePicker) -> None:
         self._picker = picker
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
         self._slots: dict[str, _Slot[T]] = {}
         self._ready: dict[str, list[tuple[float, int, _Slot[T]]]] = {lane: [] for lane in picker.lanes}
         self._ready_count = dict.fromkeys(picker.lanes, 0)
         self._delayed: list[tuple[float, int, _Slot[T]]] = []
         self._deadlines: list[tuple[float, int, _Slot[T]]] = []
         self._by_partition: dict[Hashable, dict[str, _Slot[T]]] = {}
-        self._bytes = 0
         self._seq = 0
         self._dead = 0
 
@@ -85,14 +74,6 @@ class LocalQueue(Generic[T]):
 
     def __contains__(self, task_id: str) -> bool:
         return task_id in self._slots
-
-    @property
-    def size_bytes(self) -> int:
-        return self._bytes
-
-    @property
-    def full(self) -> bool:
-        return len(self._slots) >= self._max_entries or self._bytes >= self._max_bytes
 
     def eligible(self, lane: str) -> int:
         """How many envelopes of a lane could start, as of the last `pop`; delayed ones are not counted."""
@@ -108,7 +89,6 @@ class LocalQueue(Generic[T]):
         slot = _Slot(entry, self._seq)
         self._slots[entry.task_id] = slot
         self._by_partition.setdefault(entry.partition, {})[entry.task_id] = slot
-        self._bytes += entry.size_bytes
         heappush(self._deadlines, (entry.deadline_s, slot.seq, slot))
         if entry.not_before_s is None:
             self._make_ready(slot, entry.queued_s)
@@ -174,7 +154,6 @@ class LocalQueue(Generic[T]):
         del siblings[entry.task_id]
         if not siblings:
             del self._by_partition[entry.partition]
-        self._bytes -= entry.size_bytes
         if slot.ready:
             self._ready_count[entry.lane] -= 1
             if not self._ready_count[entry.lane]:

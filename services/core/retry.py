@@ -27,22 +27,19 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FailedTry:
-    """A try without an outcome. `tries` and `spent_usd` include it; `deadline_s` is on the caller's clock."""
+    """A try without an outcome. `tries` includes it; `deadline_s` is on the caller's clock."""
 
     facts: FailureFacts
     tries: int
     deadline_s: float
     content_streamed: bool = False
     retry_after_s: float | None = None
-    spent_usd: float = 0.0
-    budget_usd: float | None = None
 
 
 class GiveUpReason(Enum):
     NOT_RETRYABLE = "not_retryable"
     STREAMED = "streamed"  # the client has content of this try; another one would splice
     TRIES = "tries"
-    BUDGET = "budget"
     DEADLINE = "deadline"
 
 
@@ -88,8 +85,6 @@ def _barred(failed: FailedTry, policy: RetryPolicy) -> GiveUpReason | None:
         return GiveUpReason.STREAMED
     if failed.tries >= policy.max_tries:
         return GiveUpReason.TRIES
-    if failed.budget_usd is not None and failed.spent_usd >= failed.budget_usd:
-        return GiveUpReason.BUDGET
     return None
 
 

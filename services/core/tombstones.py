@@ -1,4 +1,4 @@
-"""Cancelled tasks, or single attempts of them, remembered until their deadline."""
+"""Cancelled tasks, remembered until their deadline."""
 
 from heapq import heappop, heappush
 
@@ -9,29 +9,25 @@ class Tombstones:
     __slots__ = ("_due", "_stones")
 
     def __init__(self) -> None:
-        self._stones: dict[tuple[str, str | None], tuple[str, float]] = {}
-        self._due: list[tuple[float, str, str]] = []
+        self._stones: dict[str, tuple[str, float]] = {}
+        self._due: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
         return len(self._stones)
 
-    def add(self, task_id: str, attempt: str | None, reason: str, deadline_s: float) -> None:
-        """Cancel a task, or with `attempt` that attempt alone. A later deadline lengthens its life."""
-        key = (task_id, attempt)
-        standing = self._stones.get(key)
+    def add(self, task_id: str, reason: str, deadline_s: float) -> None:
+        """Cancel a task. A later deadline lengthens the stone's life."""
+        standing = self._stones.get(task_id)
         if standing is not None:
             if standing[1] >= deadline_s:
                 return
             reason = standing[0]
-        self._stones[key] = (reason, deadline_s)
-        # None cannot be compared with a string when deadline and task are equal.
-        heappush(self._due, (deadline_s, task_id, attempt or ""))
+        self._stones[task_id] = (reason, deadline_s)
+        heappush(self._due, (deadline_s, task_id))
 
-    def cancelled(self, task_id: str, attempt: str | None = None) -> str | None:
-        """Why the task, or this attempt of it, must not run; None when it may."""
-        stone = self._stones.get((task_id, None))
-        if stone is None and attempt is not None:
-            stone = self._stones.get((task_id, attempt))
+    def cancelled(self, task_id: str) -> str | None:
+        """Why the task must not run; None when it may."""
+        stone = self._stones.get(task_id)
         return None if stone is None else stone[0]
 
     def purge(self, now_s: float, at_most: int = 256) -> int:
@@ -40,10 +36,9 @@ class Tombstones:
         for _ in range(at_most):
             if not self._due or self._due[0][0] > now_s:
                 break
-            _, task_id, attempt = heappop(self._due)
-            key = (task_id, attempt or None)
-            stone = self._stones.get(key)
+            _, task_id = heappop(self._due)
+            stone = self._stones.get(task_id)
             if stone is not None and stone[1] <= now_s:
-                del self._stones[key]
+                del self._stones[task_id]
                 gone += 1
         return gone

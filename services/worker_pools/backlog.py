@@ -18,7 +18,7 @@ class Backlog:
 
     def __init__(self, weights: Mapping[Priority, int], max_tasks: int, max_bytes: int) -> None:
         by_name = {str(name): weight for name, weight in weights.items()}
-        self._queue: LocalQueue[Held] = LocalQueue(LanePicker(by_name), max_tasks, max_bytes)
+        self._queue: LocalQueue[Held] = LocalQueue(LanePicker(by_name))
         self._ahead: dict[str, Held] = {}  # heads of a full span: they start next
         self._most = {
             priority: (max(1, int(max_tasks * share)), int(max_bytes * share))
@@ -54,7 +54,6 @@ class Backlog:
                 task_id=held.task_id,
                 lane=held.priority,
                 partition=(held.priority, partition),
-                size_bytes=held.size_bytes,
                 queued_s=now_s,
                 deadline_s=held.headers.deadline_ms / 1000,
                 item=held,

@@ -108,7 +108,6 @@ class Endings:
             deadline_s=held.headers.deadline_ms / 1000,
             content_streamed=end.streamed,
             retry_after_s=failure.retry_after_s,
-            spent_usd=held.headers.spent_usd + end.usage.cost_usd,
         )
         return after_failure(failed, self._policy, self._clock.now_s(), self._uniform())
 

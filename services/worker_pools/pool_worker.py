@@ -251,7 +251,8 @@ class PoolWorker:
         self._lanes[position.priority].offsets.done(position.place)
 
     def _cancel(self, message: CancelTask) -> None:
-        self._desk.stones.add(message.task_id, message.attempt, message.reason, message.deadline_ms / 1000)
+        if message.attempt is None:  # else the task itself may run on, as another attempt
+            self._desk.stones.add(message.task_id, message.reason, message.deadline_ms / 1000)
         pruned = self._desk.cancel(message.task_id, message.attempt, message.reason)
         if pruned is not None:
             self._slots.spawn(self._endings.prune(pruned, message.reason))

@@ -9,8 +9,8 @@ from services.core.lanes import WAIT_BOUND_S, WEIGHTS, LanePicker
 from services.core.local_queue import LocalQueue, Queued
 
 
-def queue(max_entries: int = 10_000, max_bytes: int = 1_000_000) -> LocalQueue[str]:
-    return LocalQueue(LanePicker(), max_entries, max_bytes)
+def queue() -> LocalQueue[str]:
+    return LocalQueue(LanePicker())
 
 
 def entry(
@@ -18,16 +18,13 @@ def entry(
     lane: str = "standard",
     *,
     partition: tuple[str, int] = ("tasks", 0),
-    size_bytes: int = 100,
     queued_s: float = 0.0,
     deadline_s: float = 1000.0,
     not_before_s: float | None = None,
     rank: float = 0.0,
 ) -> Queued[str]:
     body = f"body of {task_id}"
-    return Queued(
-        task_id, lane, partition, size_bytes, queued_s, deadline_s, body, not_before_s=not_before_s, rank=rank
-    )
+    return Queued(task_id, lane, partition, queued_s, deadline_s, body, not_before_s=not_before_s, rank=rank)
 
 
 def drained(held: LocalQueue[str], now_s: float = 0.0) -> list[str]:
@@ -105,18 +102,6 @@ def test_a_delayed_retry_is_eligible_at_its_time() -> None:
     assert held.next_due() is None
 
 
-def test_full_by_count_or_by_bytes() -> None:
-    by_count = queue(max_entries=2)
-    by_bytes = queue(max_bytes=200)
-    for held in (by_count, by_bytes):
-        held.push(entry("a"))
-        assert not held.full
-        held.push(entry("b"))
-        assert held.full
-        held.remove("a")
-        assert not held.full
-
-
 def test_a_refused_push_changes_nothing() -> None:
     held = queue()
     held.push(entry("a"))
@@ -124,7 +109,7 @@ def test_a_refused_push_changes_nothing() -> None:
         held.push(entry("a", "batch"))
     with pytest.raises(KeyError):
         held.push(entry("b", "urgent"))
-    assert (len(held), held.size_bytes, drained(held)) == (1, 100, ["a"])
+    assert (len(held), drained(held)) == (1, ["a"])
 
 
 def test_a_lane_that_waited_since_before_the_first_pick_goes_first() -> None:
@@ -159,7 +144,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held = LocalQueue[str](LanePicker(), 20, 2_000)
+        self.held = LocalQueue[str](LanePicker())
         self.model: dict[str, Queued[str]] = {}
         self.now_s = 0.0
         self.count = 0
@@ -167,17 +152,15 @@ class Model(RuleBasedStateMachine):
     @rule(
         lane=st.sampled_from(list(WEIGHTS)),
         partition=st.integers(0, 2),
-        size=st.integers(0, 200),
         life_s=st.integers(1, 20),
         delay_s=st.none() | st.integers(0, 10),
     )
-    def push(self, lane: str, partition: int, size: int, life_s: int, delay_s: int | None) -> None:
+    def push(self, lane: str, partition: int, life_s: int, delay_s: int | None) -> None:
         self.count += 1
         pushed = entry(
             f"t{self.count}",
             lane,
             partition=("tasks", partition),
-            size_bytes=size,
             queued_s=self.now_s,
             deadline_s=self.now_s + life_s,
             not_before_s=None if delay_s is None else self.now_s + delay_s,
@@ -226,10 +209,7 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        size = sum(kept.size_bytes for kept in self.model.values())
         assert len(self.held) == len(self.model)
-        assert self.held.size_bytes == size
-        assert self.held.full == (len(self.model) >= 20 or size >= 2_000)
         assert all(task_id in self.held for task_id in self.model)
 
 

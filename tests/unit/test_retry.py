@@ -36,8 +36,6 @@ def wait_s(followed: Next) -> float:
         (replace(FIRST, facts=FAILURE_FACTS[FailureKind.BAD_REQUEST]), GiveUpReason.NOT_RETRYABLE),
         (replace(FIRST, content_streamed=True), GiveUpReason.STREAMED),
         (replace(FIRST, tries=3), GiveUpReason.TRIES),
-        (replace(FIRST, spent_usd=0.02, budget_usd=0.02), GiveUpReason.BUDGET),
-        (replace(FIRST, budget_usd=0.0), GiveUpReason.BUDGET),
         (replace(FIRST, retry_after_s=120.0), GiveUpReason.DEADLINE),
         (replace(FIRST, deadline_s=NOW_S), GiveUpReason.DEADLINE),
     ],

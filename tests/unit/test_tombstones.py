@@ -6,26 +6,18 @@ from hypothesis import strategies as st
 from services.core.tombstones import Tombstones
 
 
-def test_a_cancelled_task_is_cancelled_in_every_attempt() -> None:
+def test_a_cancelled_task_is_cancelled_and_others_are_not() -> None:
     stones = Tombstones()
-    stones.add("t", None, "cancelled", 10.0)
-    assert stones.cancelled("t") == stones.cancelled("t", "a1") == "cancelled"
+    stones.add("t", "cancelled", 10.0)
+    assert stones.cancelled("t") == "cancelled"
     assert stones.cancelled("other") is None
-
-
-def test_a_cancelled_attempt_leaves_the_others_alone() -> None:
-    stones = Tombstones()
-    stones.add("t", "a1", "renewed by another", 10.0)
-    assert stones.cancelled("t", "a1") == "renewed by another"
-    assert stones.cancelled("t", "a2") is None
-    assert stones.cancelled("t") is None
 
 
 def test_the_first_reason_stands_and_the_later_deadline_counts() -> None:
     stones = Tombstones()
-    stones.add("t", None, "cancelled", 10.0)
-    stones.add("t", None, "poison", 20.0)
-    stones.add("t", None, "deadline", 5.0)
+    stones.add("t", "cancelled", 10.0)
+    stones.add("t", "poison", 20.0)
+    stones.add("t", "deadline", 5.0)
     assert stones.purge(19.9) == 0
     assert stones.cancelled("t") == "cancelled"
     assert stones.purge(20.0) == 1
@@ -35,25 +27,23 @@ def test_the_first_reason_stands_and_the_later_deadline_counts() -> None:
 def test_a_purge_does_a_bounded_amount_of_work() -> None:
     stones = Tombstones()
     for number in range(10):
-        stones.add(f"t{number}", None, "cancelled", 1.0)
+        stones.add(f"t{number}", "cancelled", 1.0)
     assert [stones.purge(2.0, at_most=4) for _ in range(4)] == [4, 4, 2, 0]
     assert len(stones) == 0
 
 
-STONES = st.tuples(st.sampled_from("abc"), st.sampled_from([None, "1", "2"]), st.integers(0, 20))
+STONES = st.tuples(st.sampled_from("abc"), st.integers(0, 20))
 
 
 @given(st.lists(STONES), st.integers(0, 20))
-def test_exactly_what_is_past_its_deadline_goes(added: list[tuple[str, str | None, int]], now_s: int) -> None:
+def test_exactly_what_is_past_its_deadline_goes(added: list[tuple[str, int]], now_s: int) -> None:
     stones = Tombstones()
-    latest: dict[tuple[str, str | None], int] = {}
-    for task_id, attempt, deadline_s in added:
-        stones.add(task_id, attempt, "cancelled", deadline_s)
-        latest[task_id, attempt] = max(deadline_s, latest.get((task_id, attempt), 0))
+    latest: dict[str, int] = {}
+    for task_id, deadline_s in added:
+        stones.add(task_id, "cancelled", deadline_s)
+        latest[task_id] = max(deadline_s, latest.get(task_id, 0))
     stones.purge(now_s)
-    alive = {key for key, deadline_s in latest.items() if deadline_s > now_s}
+    alive = {task_id for task_id, deadline_s in latest.items() if deadline_s > now_s}
     for task_id in "abc":
-        for attempt in (None, "1", "2"):
-            expected = (task_id, None) in alive or (task_id, attempt) in alive
-            assert (stones.cancelled(task_id, attempt) is not None) == expected
+        assert (stones.cancelled(task_id) is not None) == (task_id in alive)
     assert len(stones) == len(alive)
