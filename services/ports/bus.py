@@ -57,7 +57,13 @@ class InRecord:
 
 
 class Publisher(Protocol):
-    """Sends records. One for what must not be lost, another one for token traffic."""
+    """Sends records. One for what must not be lost, another one for token traffic.
+
+    `post_faults` counts posts that were not acknowledged, `recreated` producers that were given up.
+    """
+
+    post_faults: int
+    recreated: int
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import uuid_utils
+from prometheus_client import REGISTRY
 
 from schemas.topics import PRIORITIES, Priority, TopicNames
 from services.adapters.blobs import DirectoryBlobStore
@@ -29,6 +30,7 @@ from services.runtime.health import health_app, serving
 from services.runtime.lifecycle import load_settings, run_service, stop_event
 from services.worker_pools.parts import WorkerParts
 from services.worker_pools.pool_worker import PoolWorker
+from services.worker_pools.send_faults import SendFaults
 from services.worker_pools.settings import WorkerSettings
 from services.worker_pools.worker_metrics import WorkerMetrics
 
@@ -63,6 +65,8 @@ async def _serve(settings: WorkerSettings, fleet: Fleet, pool: Pool) -> None:
         metrics = WorkerMetrics(pool.name)
         worker = PoolWorker(pool, fleet, worker_id, parts, settings.knobs(), metrics)
         metrics.watch(worker.in_flight, worker.held)
+        producers = {"durable": parts.durable, "chunks": parts.chunks}
+        REGISTRY.register(SendFaults(pool.name, producers, worker.chunks_dropped))
         probe = _Probe(backend, pool, worker)
         app = health_app(alive=_Alive(worker, worker_id), ready=probe)
         await stack.enter_async_context(serving(app, host=settings.health_host, port=settings.health_port))

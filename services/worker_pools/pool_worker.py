@@ -124,6 +124,9 @@ class PoolWorker:
     def held(self) -> int:
         return len(self._desk)
 
+    def chunks_dropped(self) -> int:
+        return self._pump.dropped
+
     async def run(self) -> None:
         """Serves until `stop`; a fault in a loop of its own ends it with that fault."""
         loops = [

@@ -185,7 +185,7 @@ class FakeBus:
 
 
 class FakePublisher:
-    """Publisher port. `post_faults` counts posts that were not acknowledged."""
+    """Publisher port."""
 
     def __init__(self, bus: FakeBus) -> None:
         self._bus = bus
@@ -193,6 +193,7 @@ class FakePublisher:
         self._waiting: list[tuple[OutRecord, Ack]] = []
         self._delivery: asyncio.Task[None] | None = None
         self.post_faults = 0
+        self.recreated = 0
 
     async def start(self) -> None:
         self._running = True
