@@ -16,7 +16,7 @@ from services.core.fleet import Fleet
 from services.core.routing import AUTO
 from services.ingress.call_record import record_of
 from services.ingress.calls import ModelCalls
-from services.ingress.edge import Edge
+from services.ingress.edge import Edge, known_error
 from services.ingress.errors import ApiError, internal_error
 from services.ingress.metrics import IngressMetrics
 from services.ingress.openapi import openapi_document
@@ -59,14 +59,15 @@ def build_app(
         redirect_slashes=False,
         telemetry=cast("Any", _NO_TELEMETRY),  # a typed dict in the versions that know it
     )
-    app.add_route("/v1/chat/completions", calls.chat, methods=["POST"])
-    app.add_route("/v1/completions", calls.completion, methods=["POST"])
+    posts = {"/v1/chat/completions": calls.chat, "/v1/completions": calls.completion}
+    for path, call in posts.items():  # the edge calls them itself; here they tell 405 from 404
+        app.add_route(path, call, methods=["POST"])
     _add_models(app, fleet)
     _add_health(app, keys, metrics, ready, shown)
     app.add_exception_handler(ApiError, _known_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unknown_error)
-    return Edge(app, metrics)
+    return Edge(app, metrics, posts)
 
 
 def _add_models(app: FastAPI, fleet: Fleet) -> None:
@@ -118,9 +119,7 @@ async def _database(keys: IdempotencyStore) -> str:
 async def _known_error(request: Request, fault: Exception) -> Response:
     if not isinstance(fault, ApiError):
         raise fault
-    record = record_of(request.scope)
-    record.status, record.reason = fault.counted, record.reason or fault.code
-    return fault.response({"x-chimera-pool": record.pool} if record.pool else None)
+    return known_error(fault, record_of(request.scope))
 
 
 async def _http_error(request: Request, fault: Exception) -> Response:

@@ -1,23 +1,15 @@
-"""What the HTTP client's errors mean, said once: httpx's, and those of the aiohttp under it, by kind.
-
-httpx-aiohttp folds several aiohttp errors into one of httpx's (a dropped connection reads as a connect
-time-out), so the cause is looked at first.
-"""
+"""What the HTTP client's errors mean, said once, by kind."""
 
 from __future__ import annotations
 
 import asyncio
 
 import aiohttp
-import httpx
 
 from schemas.failures import FailureKind
 from services.ports import BackendFault
 
 LIBRARY_ERRORS = (
-    httpx.HTTPError,
-    httpx.InvalidURL,
-    httpx.StreamError,
     aiohttp.ClientError,
     OSError,
     TimeoutError,
@@ -36,17 +28,14 @@ _NO_CONNECTION = (
     aiohttp.ConnectionTimeoutError,
     aiohttp.ClientProxyConnectionError,
     aiohttp.InvalidURL,
-    httpx.InvalidURL,
-    httpx.UnsupportedProtocol,
 )
 _NO_HTTP = (aiohttp.ClientResponseError, aiohttp.http_exceptions.HttpProcessingError)
-_SILENCE = (aiohttp.SocketTimeoutError, httpx.ReadTimeout, asyncio.TimeoutError)
+_SILENCE = (aiohttp.SocketTimeoutError, asyncio.TimeoutError)
 
 
 def translated(error: BaseException, *, answered: bool, content: bool) -> BackendFault:
     """The fault that a library error means. `answered`: a head came; `content`: events came."""
-    cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
-    kind = _kind(cause, answered=answered, content=content)
+    kind = _kind(error, answered=answered, content=content)
     return BackendFault(kind, _WORDS[kind])
 
 
