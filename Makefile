@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8080
+# Most tests wait for real processes most of the time, so more of them run at once than there are cores.
+JOBS ?= 4
 STATE ?= .chimera
 .PHONY: help up down test check bench fmt schemas lock clean
 
@@ -25,7 +27,7 @@ down: .venv/ready ## stop exactly what `make up` started
 	@$(BIN)/chimera down --state-dir $(STATE)
 
 test: .venv/ready ## all tests, with the real brokers and databases that they start themselves
-	@$(BIN)/pytest -q
+	@$(BIN)/pytest -q -n $(JOBS) --dist loadfile
 
 check: .venv/ready ## lint, format, types, import contracts, generated schemas
 	@$(BIN)/ruff check .

@@ -6,33 +6,29 @@ Where everything that a test may need was installed, a skip is a fault that nobo
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
 
 import pytest
 
-_SKIPPED = pytest.StashKey[list[str]]()
+
+class _NoSkips:
+    """Counts from the reports: those of other processes come by too where the run is spread over several."""
+
+    def __init__(self) -> None:
+        self._skipped: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._skipped.append(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._skipped:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for name in self._skipped:
+            terminalreporter.write_line(f"CHIMERA_NO_SKIPS=1, but skipped: {name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_SKIPPED] = []
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.skipped and not hasattr(report, "wasxfail"):
-        item.config.stash[_SKIPPED].append(item.nodeid)
-    return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if os.environ.get("CHIMERA_NO_SKIPS") == "1" and session.config.stash[_SKIPPED]:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if os.environ.get("CHIMERA_NO_SKIPS") == "1":
-        for name in config.stash[_SKIPPED]:
-            terminalreporter.write_line(f"CHIMERA_NO_SKIPS=1, but skipped: {name}")
+        config.pluginmanager.register(_NoSkips())
