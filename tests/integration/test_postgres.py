@@ -63,7 +63,13 @@ async def test_what_was_committed_survives_kill_and_stop() -> None:
             await server.kill()
             assert not server.running
             assert not any(_runs(pid) for pid in family)
-            with pytest.raises((asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError)):
+            gone = (
+                asyncpg.PostgresConnectionError,
+                asyncpg.InterfaceError,
+                asyncpg.InternalClientError,
+                OSError,
+            )
+            with pytest.raises(gone):
                 await connection.fetchval("select 1")
         await server.start()
         async with connected(url) as connection:

@@ -29,6 +29,7 @@ _LIBRARY_ERRORS = (
     SQLAlchemyError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a connection lost between two of the driver's own steps
     sqlite3.Error,
     OSError,
     TimeoutError,
