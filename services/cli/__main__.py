@@ -85,7 +85,11 @@ async def _run_here(options: UpOptions, environment: Mapping[str, str]) -> None:
 @app.command
 def down(*, state_dir: StateOption = Path(".chimera")) -> None:
     """Stop exactly what `chimera up` started from this state directory."""
-    killed = asyncio.run(stop_run(StateDir(state_dir).run_file, grace_s=DOWN_GRACE_S))
+    run_file = StateDir(state_dir).run_file
+    if not run_file.exists():
+        console.print(f"nothing runs from {state_dir}")
+        return
+    killed = asyncio.run(stop_run(run_file, grace_s=DOWN_GRACE_S))
     console.print(f"stopped; had to be killed: {', '.join(killed)}" if killed else "stopped")
 
 

@@ -20,8 +20,15 @@ _MOST_S = 60.0  # for the whole of it: 8 MiB at a megabit a second
 
 
 async def read_body(headers: Mapping[str, str], receive: Receive, within_s: float = _MOST_S) -> bytes:
-    """The whole body. Raises ApiError 413 past 8 MiB and 408 past its time, ClientDisconnect when the client
-    hangs up."""
+    """The whole body. Raises ApiError 413 past 8 MiB, 408 past its time and 415 for a compressed one,
+    ClientDisconnect when the client hangs up."""
+    coding = headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise ApiError(
+            415,
+            f"The body is sent with content-encoding {coding[:32]!r}; expected it as it is, in JSON.",
+            code="unsupported_content_encoding",
+        )
     told = headers.get("content-length", "")
     if told.isdigit() and int(told) > REQUEST_LIMIT_BYTES:
         raise _too_large()

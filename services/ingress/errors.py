@@ -15,6 +15,7 @@ from services.ingress.call_record import RequestStatus
 
 NEVER_REPEAT = {"x-should-retry": "false"}
 _RETRY_AFTER_S = 1
+_LONGEST_RETRY_AFTER_S = 3600  # a backend that asks for years means "not now"
 # Their message would tell the caller about our own configuration.
 _OURS = {
     FailureKind.KEY_REFUSED: "The model's backend refused this service's own credentials.",
@@ -63,7 +64,7 @@ def failed(failure: Failure) -> ApiError:
     headers: dict[str, str] = {}
     if facts.http_status in (429, 503):
         wait_s = failure.retry_after_s if failure.retry_after_s is not None else _RETRY_AFTER_S
-        headers["retry-after"] = str(max(1, math.ceil(wait_s)))
+        headers["retry-after"] = str(min(_LONGEST_RETRY_AFTER_S, max(1, math.ceil(wait_s))))
     elif facts.http_status >= 500:
         headers |= NEVER_REPEAT
     ours = failure.kind in _OURS

@@ -83,6 +83,13 @@ async def test_a_body_past_the_limit_is_refused_while_it_is_read(tmp_path: Path)
     assert response.status_code == 413
 
 
+async def test_a_compressed_body_is_told_of_its_coding(tmp_path: Path) -> None:
+    async with ingress_bench(tmp_path) as bench:
+        answer = await post(bench, {"model": "auto"}, **{"content-encoding": "gzip"})
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_content_encoding"
+
+
 async def test_the_openai_client_names_the_param(tmp_path: Path) -> None:
     async with ingress_bench(tmp_path) as bench, bench.openai() as client:
         with pytest.raises(openai.BadRequestError) as caught:
