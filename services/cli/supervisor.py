@@ -15,7 +15,7 @@ from services.cli.processes import ProcessSpec
 from services.runtime.lifecycle import CONFIG_ERROR_EXIT
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
-STEADY_S = 30.0  # after this long alive the pause begins small again
+STEADY_S = 5.0  # what lived for so long did not fail to start: the pause begins small again
 POLL_S = 0.1
 HTTP_TIMEOUT_S = 2.0
 
