@@ -13,7 +13,7 @@ from services.runtime.settings import ServiceSettings
 class WorkerKnobs:
     """Times in seconds. The defaults are those of LIFECYCLE; tests scale the times."""
 
-    announce_s: float = 0.025  # a try that lasts longer is announced: 50 ms is the law, and the record travels
+    announce_s: float = 0.025  # a try that lasts longer is announced: by law at 50 ms, but the record travels
     chunk_flush_s: float = 0.04
     chunk_events: int = 32
     chunk_backlog: int = 4_096  # chunk records that wait for their producer; more are dropped, to be repaired
