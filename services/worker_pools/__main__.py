@@ -42,10 +42,9 @@ async def serve() -> None:
     settings = load_settings(WorkerSettings)
     fleet = load_fleet(settings.fleet_file)
     pool = _pool(settings, fleet)
-    setup_logging(
-        "worker", level=settings.log_level, secret_names=[pool.api_key_env] if pool.api_key_env else []
-    )
-    flush_spans = setup_tracing("chimera-worker")
+    secret_names = [pool.api_key_env] if pool.api_key_env else []
+    setup_logging("worker", level=settings.log_level, secret_names=secret_names)
+    flush_spans = setup_tracing("chimera-worker", secret_names=secret_names)
     try:
         await _serve(settings, fleet, pool)
     finally:
