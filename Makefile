@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8080
 # Most tests wait for real processes most of the time, so more of them run at once than there are cores.
-JOBS ?= 4
+JOBS ?= 3
 STATE ?= .chimera
 .PHONY: help up down test check bench fmt schemas lock clean
 

@@ -68,7 +68,7 @@ async def test_q1_a_worker_killed_in_the_middle_of_a_task_loses_nothing(fleet: S
 
 async def test_q4_a_failure_that_cannot_be_published_stays_uncommitted(fleet: Scripted) -> None:
     marker = new_marker()
-    tries = [{"delay_s": 2.0, "status": 429, "retry_after": 2.5}, {"text": marker}]
+    tries = [{"delay_s": 4.0, "status": 429, "retry_after": 2.5}, {"text": marker}]
     before = await committed(fleet)
     chat = asyncio.create_task(ask(fleet.stage.url, body(marker, {"id": marker, "tries": tries})))
     await fleet.at_work(marker)
@@ -122,7 +122,7 @@ async def test_q5_a_second_worker_joins_under_load_and_nothing_runs_twice(fleet:
 async def test_q8_a_worker_told_to_stop_starts_nothing_and_finishes_what_runs(fleet: Scripted) -> None:
     markers = [new_marker() for _ in range(3 * SLOTS)]
     chats = [
-        asyncio.create_task(ask(fleet.stage.url, body(marker, {"text": marker, "delay_s": 1.5})))
+        asyncio.create_task(ask(fleet.stage.url, body(marker, {"text": marker, "delay_s": 3.0})))
         for marker in markers
     ]
 
@@ -189,7 +189,7 @@ async def test_s5_the_model_stops_when_its_client_hangs_up(fleet: Scripted, stre
 async def test_s5_what_was_still_queued_never_runs(fleet: Scripted) -> None:
     blockers, queued, after = [new_marker() for _ in range(SLOTS)], new_marker(), new_marker()
     chats = [
-        asyncio.create_task(ask(fleet.stage.url, body(marker, {"text": marker, "delay_s": 2.0})))
+        asyncio.create_task(ask(fleet.stage.url, body(marker, {"text": marker, "delay_s": 8.0})))
         for marker in blockers
     ]
     for marker in blockers:
@@ -210,7 +210,7 @@ async def test_s5_what_was_still_queued_never_runs(fleet: Scripted) -> None:
 
 async def test_q7_work_goes_on_after_the_broker_restarts(fleet: Scripted) -> None:
     under_way = new_marker()
-    script = {"text": under_way, "delay_s": 1.0}
+    script = {"text": under_way, "delay_s": 3.0}
     chat = asyncio.create_task(ask(fleet.stage.url, body(under_way, script)))
     await fleet.at_work(under_way)
     await fleet.stage.broker.kill()
@@ -225,7 +225,7 @@ async def test_q7_work_goes_on_after_the_broker_restarts(fleet: Scripted) -> Non
 
 async def test_q7_work_goes_on_after_the_broker_was_silent(fleet: Scripted) -> None:
     under_way = new_marker()
-    chat = asyncio.create_task(ask(fleet.stage.url, body(under_way, {"text": under_way, "delay_s": 1.0})))
+    chat = asyncio.create_task(ask(fleet.stage.url, body(under_way, {"text": under_way, "delay_s": 3.0})))
     await fleet.at_work(under_way)
     fleet.stage.broker.freeze()
     await asyncio.sleep(8.0)  # beyond the session time-out of the worker's groups
