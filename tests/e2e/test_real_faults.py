@@ -189,7 +189,7 @@ async def test_s5_the_model_stops_when_its_client_hangs_up(fleet: Scripted, stre
 async def test_s5_what_was_still_queued_never_runs(fleet: Scripted) -> None:
     blockers, queued, after = [new_marker() for _ in range(SLOTS)], new_marker(), new_marker()
     chats = [
-        asyncio.create_task(ask(fleet.stage.url, body(marker, {"text": marker, "delay_s": 8.0})))
+        asyncio.create_task(ask(fleet.stage.url, body(marker, {"text": marker, "delay_s": 4.0})))
         for marker in blockers
     ]
     for marker in blockers:

@@ -154,7 +154,7 @@ async def test_q9_interactive_work_overtakes_and_batch_work_is_not_starved(
 
 async def test_a_cancelled_head_does_not_block_its_lane(fleet: Scripted) -> None:
     blockers, head, behind = [new_marker() for _ in range(SLOTS)], new_marker(), new_marker()
-    slow = {"delay_s": 6.0}
+    slow = {"delay_s": 4.0}
     chats = [asyncio.create_task(ask(fleet.stage.url, body(m, slow | {"text": m}))) for m in blockers]
     for marker in blockers:
         await fleet.at_work(marker)
