@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from infra.process import ChildProcess
 _PROJECT = Path(__file__).resolve().parents[1]
 
 
-class Launcher:
+class Launcher(ABC):
     """One server as a child process, on a port that it keeps over restarts. A launcher says how it starts.
 
     Not bound to an event loop. Start it from the main thread: it is killed with the thread that started it.
@@ -40,9 +41,9 @@ class Launcher:
         """What it wrote to stdout and stderr, over restarts."""
         return self._child.log_path
 
+    @abstractmethod
     async def start(self) -> None:
         """Returns when it serves. Otherwise raises ProcessFailedError with its log, and leaves no process."""
-        raise NotImplementedError
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL by pid after `stop_grace_s`; nothing when it does not run."""
