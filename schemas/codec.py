@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from schemas.fleet_messages import FLEET_TYPES, FleetMessage
 from schemas.headers import WireHeaders
 from schemas.messages import (
     AttemptFailed,
@@ -29,7 +30,7 @@ from schemas.messages import (
     TaskSucceeded,
 )
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=BaseModel)
 MAJOR = 1
 MESSAGE_TYPES: dict[str, type[Message]] = {
     message.__name__: message
@@ -66,12 +67,12 @@ def _fields(value: Any) -> Any:
     raise TypeError(f"not a message part: {type(value).__name__}")
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message | FleetMessage) -> bytes:
     """The JSON of a message. Inline payloads may be `orjson.Fragment`: their bytes are copied unread."""
     return orjson.dumps(message.__dict__, default=_fields)
 
 
-def message_headers(message: Message, **more: str) -> WireHeaders:
+def message_headers(message: Message | FleetMessage, **more: str) -> WireHeaders:
     """The wire headers of a record that is not on a lane: `type`, `v` and what is given besides."""
     headers = [("type", type(message).__name__.encode()), ("v", b"1")]
     headers.extend((name, value.encode()) for name, value in more.items())
@@ -80,10 +81,19 @@ def message_headers(message: Message, **more: str) -> WireHeaders:
 
 def decode(headers: Mapping[str, str], value: bytes | None) -> Message | Unknown:
     """The message in a record's bytes. Raises SchemaError with the path of the fault."""
+    return _decode(MESSAGE_TYPES, headers, value)
+
+
+def decode_fleet(headers: Mapping[str, str], value: bytes | None) -> FleetMessage | Unknown:
+    """As `decode`, of a record on `fleet`."""
+    return _decode(FLEET_TYPES, headers, value)
+
+
+def _decode(types: Mapping[str, type[M]], headers: Mapping[str, str], value: bytes | None) -> M | Unknown:
     name, major = headers.get("type", ""), headers.get("v", "")
     if not name:
         raise SchemaError("header type: missing, expected the name of a message")
-    message_type = MESSAGE_TYPES.get(name)
+    message_type = types.get(name)
     if message_type is None or major != str(MAJOR):
         return Unknown(name, major)
     return decode_as(message_type, value)

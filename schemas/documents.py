@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from schemas.codec import MAJOR, MESSAGE_TYPES
+from schemas.fleet_messages import FLEET_TYPES
 from schemas.topics import TopicNames
 
 LANE = "tasks.{capability}.{priority}"
@@ -17,6 +18,7 @@ CARRIES: Mapping[str, tuple[str, ...]] = {
     "results": ("AttemptStarted", "AttemptFailed", "TaskParked", "TaskSucceeded", "TaskFailed", "TaskClosed"),
     "replies": ("ReplyChunk",),
     "control": ("CancelTask",),
+    "fleet": ("WorkerBeat", "SlotClaim", "PoolOrder"),
 }
 PURPOSE: Mapping[str, str] = {
     LANE: "One lane for each pool and priority; its record holds a task until another record does.",
@@ -24,6 +26,7 @@ PURPOSE: Mapping[str, str] = {
     "results": "The one log that decides: a task's outcome is its first terminal record here.",
     "replies": "Token chunks for a waiting client; repairable from the terminal record.",
     "control": "Cancels, kept as tombstones until the task's deadline.",
+    "fleet": "What workers say of themselves and operators of pools: the newest of each key.",
 }
 HEADERS: Mapping[str, str] = {
     "type": "name of the message",
@@ -37,7 +40,11 @@ HEADERS: Mapping[str, str] = {
     "not_before": "earliest start, milliseconds since the epoch",
     "spent_usd": "money spent on earlier tries",
     "traceparent": "W3C trace context",
+    "tenant": "whose the task is, where not `default`",
+    "tokens": "predicted work in weighted tokens, for the order in a worker",
 }
+ALL_TYPES = {**MESSAGE_TYPES, **FLEET_TYPES}
+_KEYS = {"WorkerBeat": "worker/{worker}", "SlotClaim": "device/{device}/{worker}", "PoolOrder": "pool/{pool}"}
 SUBMIT_HEADERS = ("type", "v", "request_id", "deadline", "traceparent")  # what a producer may say
 
 
@@ -49,7 +56,7 @@ def message_schemas() -> dict[str, dict[str, Any]]:
             **TypeAdapter(message).json_schema(ref_template="#/$defs/{model}"),
             "x-major": MAJOR,
         }
-        for name, message in MESSAGE_TYPES.items()
+        for name, message in ALL_TYPES.items()
     }
 
 
@@ -101,13 +108,13 @@ def _channel(prefix: str, topic: str) -> dict[str, Any]:
 def _message(name: str) -> dict[str, Any]:
     return {
         "name": name,
-        "summary": (MESSAGE_TYPES[name].__doc__ or "").split("\n", 1)[0],
+        "summary": (ALL_TYPES[name].__doc__ or "").split("\n", 1)[0],
         "headers": {"$ref": f"#/components/schemas/{'Submit' if name == 'SubmitTask' else 'Task'}Headers"},
         "payload": {
             "schemaFormat": "application/schema+json;version=draft-2020-12",
             "schema": {"$ref": f"./{name}.schema.json"},
         },
-        "bindings": {"kafka": {"key": {"type": "string", "description": "the task_id"}}},
+        "bindings": {"kafka": {"key": {"type": "string", "description": _KEYS.get(name, "the task_id")}}},
     }
 
 

@@ -32,6 +32,7 @@ class FailureKind(StrEnum):
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     NO_POOL = "no_pool"  # no pool can do what is asked
+    EVICTED = "evicted"  # cancelled by us, so that more urgent work could start
     NO_SLOT = "no_slot"  # none free in time
     UNDECODABLE = "undecodable"  # bytes on a topic that are not what they say
     POISON = "poison"  # its tries kept dying
@@ -79,6 +80,7 @@ FAILURE_FACTS: dict[FailureKind, FailureFacts] = {
     FailureKind.DEADLINE: FailureFacts(False, False, True, 504, "deadline_exceeded"),
     FailureKind.CANCELLED: FailureFacts(False, False, True, 499, "cancelled"),
     FailureKind.NO_POOL: _caller(400),
+    FailureKind.EVICTED: FailureFacts(True, False, False, 503, "overloaded"),
     FailureKind.NO_SLOT: FailureFacts(True, False, False, 503, "overloaded"),
     FailureKind.UNDECODABLE: _caller(400),
     FailureKind.POISON: FailureFacts(False, False, True, 502, "backend_error"),

@@ -31,6 +31,8 @@ class TaskHeaders:
     reply_partition: the partition of `replies` that its client reads, or None where nobody streams.
     tries: tries charged to the task so far; only this is compared with a cap.
     not_before_ms: 0, or the earliest time to start.
+    tenant, tokens: whose it is and its predicted work in weighted tokens, for the order in a worker, which
+    does not read the value before the task starts.
     """
 
     request_id: str
@@ -42,6 +44,8 @@ class TaskHeaders:
     not_before_ms: int = 0
     spent_usd: float = 0.0
     traceparent: str | None = None
+    tenant: str = "default"
+    tokens: float = 0.0
 
     def with_changes(self, **changes: Any) -> TaskHeaders:
         return replace(self, **changes)
@@ -62,6 +66,10 @@ class TaskHeaders:
             text["reply_partition"] = str(self.reply_partition)
         if self.traceparent is not None:
             text["traceparent"] = self.traceparent
+        if self.tenant != "default":
+            text["tenant"] = self.tenant
+        if self.tokens:
+            text["tokens"] = repr(self.tokens)
         return text
 
     def to_wire(self) -> WireHeaders:
@@ -81,6 +89,8 @@ class TaskHeaders:
             not_before_ms=_whole(text, "not_before", 0),
             spent_usd=_number(text, "spent_usd", 0.0),
             traceparent=text.get("traceparent"),
+            tenant=text.get("tenant", "default")[:128] or "default",
+            tokens=_number(text, "tokens", 0.0),
         )
 
 

@@ -16,6 +16,8 @@ from schemas.topics import Priority
 
 TaskKind = Literal["chat", "completion", "embedding", "tool"]
 Objective = Literal["latency", "quality", "cost", "balanced"]
+Affinity = Literal["sticky", "soft", "off"]
+DataPolicy = Literal["any", "local"]
 CloseReason = Literal["cancelled", "deadline", "interrupted", "superseded", "poison"]
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 Millis = Annotated[int, Field(ge=0)]
@@ -88,7 +90,12 @@ class RunTask(Message):
     model: str = ""  # as the caller asked for it
     stream: bool = False
     required_capabilities: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # what the body needs of a pool: tools, vision ...
+    input_tokens: int = Field(default=0, ge=0)  # estimates, for whoever has to find another pool
+    output_tokens: int | None = None
+    data_policy: DataPolicy = "any"  # local: never to a pool whose provider is outside
     session_id: str | None = None
+    affinity: Affinity = "soft"  # how much the session's worker is worth: a wait, a look, nothing
     keep_answer: bool = False  # a call with an Idempotency-Key: its answer is replayed for 24 h
     arrived_ms: Millis
     copy_of: Id | None = None
@@ -117,7 +124,9 @@ class SubmitTask(Message):
     priority: Priority = "standard"
     objective: Objective = "balanced"
     required_capabilities: tuple[str, ...] = ()
+    data_policy: DataPolicy = "any"
     session_id: str | None = None
+    affinity: Affinity = "soft"
     keep_answer: bool = False  # the row of `tasks` has the answer too, for 24 h
     body: Payload
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from schemas.messages import Usage
+from schemas.messages import DataPolicy, Usage
 from schemas.topics import Priority, TopicNames, TopicSpec, fleet_topics
 
-BackendKind = Literal["openai", "simulated"]
+BackendKind = Literal["openai", "anthropic", "http", "mcp", "simulated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,54 @@ class SimulatedLaw:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakerLaw:
+    """When a backend is left alone: `failure_rate` of at least `min_calls` within `window_s` were its fault.
+
+    The first cool-down is cooldown_s; while probes fail it doubles up to cooldown_most_s. A backend whose
+    first tokens take slow_factor times what they usually take is `slow`.
+    """
+
+    window_s: float = 30.0
+    min_calls: int = 5
+    failure_rate: float = 0.5
+    cooldown_s: float = 5.0
+    cooldown_most_s: float = 120.0
+    slow_factor: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Embedding inputs of several tasks in one call: at most max_items, none waits above max_wait_s."""
+
+    max_items: int = 32
+    max_wait_s: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Azure:
+    """Azure OpenAI: the deployment is in the path, the version in the query, the key in `api-key`."""
+
+    deployment: str
+    api_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mcp:
+    """An MCP tool server: a command to start (stdio), or the pool's base_url (streamable HTTP)."""
+
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An accelerator, or a host, that several pools share: `slots` tries at once over all of them."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """Interchangeable backends of one model. Its name is the capability that is its alone: its lanes have it.
 
@@ -81,6 +129,23 @@ class Pool:
     stream_usage: bool = True  # takes `stream_options`; without it usage is estimated, and marked so
     prior_seconds: float = 1.0
     simulated: SimulatedLaw | None = None
+    external: bool = False  # its provider sees the data: never for tasks whose data policy is `local`
+    fallbacks: tuple[str, ...] = ()  # pools that may do what was asked of this one by name
+    device: str | None = None  # shared with other pools: their slots come out of one budget
+    device_reserved: int = 1  # slots of the device that are this pool's alone
+    min_slots: int = 1  # the adaptive limit moves between this and `slots`
+    adaptive: bool = True
+    reserved_interactive: int = 0  # slots that only interactive work takes
+    breaker: BreakerLaw = BreakerLaw()
+    batching: Batching = Batching()
+    warm_up: bool = True  # one short call to each backend before the first task
+    floor: str | None = None  # the degraded answer, for requests that allow it, when all else failed
+    azure: Azure | None = None
+    mcp: Mcp | None = None
+
+    def takes(self, data_policy: DataPolicy) -> bool:
+        """Whether its provider may see data of this policy."""
+        return data_policy == "any" or not self.external
 
 
 DEFAULT_DEADLINES_S: Mapping[Priority, float] = {"interactive": 120.0, "standard": 900.0, "batch": 86_400.0}
@@ -97,6 +162,10 @@ class Fleet:
     deadlines_s: Mapping[Priority, float] = field(default_factory=lambda: dict(DEFAULT_DEADLINES_S))
     weights: Mapping[Priority, int] = field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
     max_tries: int = 3
+    devices: tuple[Device, ...] = ()
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1 where not named
+    evict_batch: bool = True  # a running batch task gives its slot to interactive work that would be late
+    interactive_wait_s: float = 0.05  # what interactive work may wait before batch work is evicted for it
 
     def topics(self) -> tuple[TopicSpec, ...]:
         """All that the broker must have for it."""
@@ -105,3 +174,6 @@ class Fleet:
 
     def pool(self, name: str) -> Pool | None:
         return next((pool for pool in self.pools if pool.name == name), None)
+
+    def device(self, name: str) -> Device | None:
+        return next((device for device in self.devices if device.name == name), None)

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from services.core.fleet import Fleet, Pool
-from services.runtime.fleet_schema import FleetEntry, PoolEntry, TimeoutsEntry
+from services.core.fleet import Device, Fleet, Pool
+from services.runtime.fleet_schema import FleetEntry
+from services.runtime.pool_schema import PoolEntry, TimeoutsEntry
 
 
 class FleetFileError(ValueError):
@@ -135,6 +136,10 @@ def to_fleet(entry: FleetEntry) -> Fleet:
         deadlines_s=entry.defaults.deadlines_s.as_mapping(),
         weights=entry.defaults.weights.as_mapping(),
         max_tries=entry.defaults.max_tries,
+        devices=tuple(Device(device.name, device.slots) for device in entry.devices),
+        tenant_weights={name: tenant.weight for name, tenant in entry.tenants.items()},
+        evict_batch=entry.defaults.evict_batch,
+        interactive_wait_s=entry.defaults.interactive_wait_s,
     )
 
 
@@ -160,6 +165,19 @@ def _pool(pool: PoolEntry, fleet: FleetEntry) -> Pool:
         stream_usage=pool.stream_usage,
         prior_seconds=pool.prior_seconds,
         simulated=pool.simulated.to_law() if pool.simulated else None,
+        external=pool.external,
+        fallbacks=tuple(pool.fallbacks),
+        device=pool.device,
+        device_reserved=pool.device_reserved,
+        min_slots=pool.min_slots,
+        adaptive=pool.adaptive,
+        reserved_interactive=pool.reserved_interactive,
+        breaker=pool.breaker.to_law(),
+        batching=pool.batching.to_batching(),
+        warm_up=pool.warm_up,
+        floor=pool.floor,
+        azure=pool.azure.to_azure() if pool.azure else None,
+        mcp=pool.mcp.to_mcp() if pool.mcp else None,
     )
 
 

@@ -5,149 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from schemas.topics import Priority
-from services.core.fleet import BackendKind, Price, SimulatedLaw, Timeouts
+from services.runtime.pool_schema import Entry, PoolEntry, TimeoutsEntry
 
-Capability = Literal["chat", "coding", "reasoning", "long_context", "tools", "vision", "embed", "low_cost"]
-Feature = Literal["tools", "json_object", "json_schema", "vision", "logprobs", "embeddings", "completions"]
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}[.\-_]")
-
-
-class Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class TimeoutsEntry(Entry):
-    """Seconds, and tokens per second; they must fit into each other."""
-
-    connect_s: float = Field(default=2.0, gt=0)
-    first_token_s: float = Field(default=30.0, gt=0)
-    idle_s: float = Field(default=15.0, gt=0)
-    total_s: float = Field(default=120.0, gt=0)
-    min_tokens_per_s: float = Field(default=0.0, ge=0)
-
-    @model_validator(mode="after")
-    def _fit(self) -> Self:
-        if not self.connect_s <= self.first_token_s <= self.total_s:
-            raise ValueError(
-                f"connect_s {self.connect_s}, first_token_s {self.first_token_s} and total_s {self.total_s} "
-                "do not fit; expected connect_s <= first_token_s <= total_s"
-            )
-        if self.idle_s > self.total_s:
-            raise ValueError(
-                f"idle_s {self.idle_s} is more than total_s {self.total_s}; expected at most that"
-            )
-        return self
-
-    def to_timeouts(self) -> Timeouts:
-        return Timeouts(**self.model_dump())
-
-
-class PriceEntry(Entry):
-    """USD: per million tokens, per request, per second of work."""
-
-    input_per_mtok: float = Field(default=0.0, ge=0)
-    cached_per_mtok: float | None = Field(default=None, ge=0)
-    output_per_mtok: float = Field(default=0.0, ge=0)
-    per_request: float = Field(default=0.0, ge=0)
-    per_second: float = Field(default=0.0, ge=0)
-
-    def to_price(self) -> Price:
-        return Price(**self.model_dump())
-
-
-class SimulatedEntry(Entry):
-    """Seconds a task takes, spread and time to first token as shares of them, tokens it answers."""
-
-    mean_s: float = Field(default=0.0, ge=0)
-    spread: float = Field(default=0.0, ge=0, lt=1)
-    ttft_share: float = Field(default=0.2, ge=0, le=1)
-    output_tokens: int = Field(default=32, ge=1)
-
-    def to_law(self) -> SimulatedLaw:
-        return SimulatedLaw(**self.model_dump())
-
-
-class LaunchEntry(Entry):
-    """A small real model that `chimera up` starts and watches as this pool's backend."""
-
-    model: str = "smollm2"  # or the path of a .gguf file
-    threads: int = Field(default=1, ge=1)
-    context_per_slot: int = Field(default=2048, ge=256)
-
-
-class PoolEntry(Entry):
-    """Interchangeable backends of one model."""
-
-    name: str
-    model: str = Field(min_length=1, max_length=128)
-    version: str = ""
-    provider: str = "local"
-    backend: BackendKind = "openai"
-    backend_model: str = ""
-    base_url: str | None = None
-    base_urls: list[str] = []
-    api_key: str | None = None
-    launch: LaunchEntry | None = None
-    simulated: SimulatedEntry | None = None
-    capabilities: list[Capability] = Field(default=["chat"], min_length=1)
-    features: list[Feature] = []
-    slots: int = Field(default=4, ge=1, le=4096)
-    quality: float = Field(default=0.5, ge=0, le=1)
-    price: PriceEntry = PriceEntry()
-    context_tokens: int = Field(default=4096, ge=1)
-    timeouts: TimeoutsEntry | None = None
-    streaming: bool = True
-    stream_usage: bool = True
-    prior_seconds: float = Field(default=1.0, gt=0)
-
-    @field_validator("name")
-    @classmethod
-    def _named(cls, name: str) -> str:
-        if not NAME.fullmatch(name) or name == "auto":
-            raise ValueError(
-                f"{name!r}: expected lower-case letters, digits, '.', '_' or '-', and not 'auto'"
-            )
-        return name
-
-    @field_validator("api_key")
-    @classmethod
-    def _referenced(cls, key: str | None) -> str | None:
-        if key is not None and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", key):
-            raise ValueError("expected a reference such as env:OPENAI_API_KEY, never the key itself")
-        return key
-
-    @field_validator("base_url", "base_urls")
-    @classmethod
-    def _http(cls, value: str | list[str] | None) -> str | list[str] | None:
-        for url in [value] if isinstance(value, str) else value or []:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"{url!r}: expected a URL such as http://127.0.0.1:8000/v1")
-        return value
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        addressed = bool(self.base_url) + bool(self.base_urls) + bool(self.launch)
-        if self.backend == "simulated" and (addressed or self.simulated is None):
-            raise ValueError(
-                "backend simulated: expected the key simulated, and no base_url, base_urls or launch"
-            )
-        if self.backend == "openai" and (addressed != 1 or self.simulated is not None):
-            raise ValueError("backend openai: expected exactly one of base_url, base_urls and launch")
-        return self
-
-    def urls(self) -> tuple[str, ...]:
-        """The backends without a trailing /v1: the worker adds the whole path."""
-        urls = [self.base_url] if self.base_url else self.base_urls
-        return tuple(url.rstrip("/").removesuffix("/v1") for url in urls)
-
-
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 Weight = Annotated[int, Field(ge=1, le=1000)]
 
@@ -179,6 +43,21 @@ class DefaultsEntry(Entry):
     weights: WeightsEntry = WeightsEntry()
     timeouts: TimeoutsEntry = TimeoutsEntry()
     max_tries: int = Field(default=3, ge=1, le=20)
+    evict_batch: bool = True
+    interactive_wait_s: float = Field(default=0.05, ge=0)
+
+
+class DeviceEntry(Entry):
+    """An accelerator, or a host, whose slots several pools share."""
+
+    name: str = Field(min_length=1, max_length=63)
+    slots: int = Field(ge=1, le=4096)
+
+
+class TenantEntry(Entry):
+    """A tenant's share against others': one of weight 2 gets twice the tokens of one of weight 1."""
+
+    weight: float = Field(default=1.0, gt=0, le=1000)
 
 
 class FleetEntry(Entry):
@@ -188,6 +67,8 @@ class FleetEntry(Entry):
     prefix: str = "chimera."
     partitions: int = Field(default=8, ge=1, le=256)
     defaults: DefaultsEntry = DefaultsEntry()
+    devices: list[DeviceEntry] = Field(default=[])
+    tenants: dict[str, TenantEntry] = Field(default={})
     pools: list[PoolEntry] = Field(min_length=1)
 
     @field_validator("prefix")
@@ -205,4 +86,29 @@ class FleetEntry(Entry):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"pool names must differ; given twice: {', '.join(repeated)}")
+        return self
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        pools, devices = {pool.name for pool in self.pools}, {device.name: device for device in self.devices}
+        if len(devices) != len(self.devices):
+            raise ValueError("device names must differ")
+        reserved = dict.fromkeys(devices, 0)
+        for pool in self.pools:
+            strange = sorted(set(pool.fallbacks) - (pools - {pool.name}))
+            if strange:
+                raise ValueError(
+                    f"pool {pool.name}: fallbacks names {', '.join(strange)}; expected other pools"
+                )
+            if pool.device is not None and pool.device not in devices:
+                raise ValueError(
+                    f"pool {pool.name}: device {pool.device!r}; expected one of devices: {', '.join(devices)}"
+                )
+            if pool.device is not None:
+                reserved[pool.device] += pool.device_reserved
+        for name, slots in reserved.items():
+            if slots > devices[name].slots:
+                raise ValueError(
+                    f"device {name}: its pools reserve {slots} slots; it has {devices[name].slots}"
+                )
         return self

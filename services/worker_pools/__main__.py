@@ -163,14 +163,8 @@ async def _parts(
         return None
     return WorkerParts(
         lanes={priority: _lane(bootstrap, traits, names, pool.name, priority) for priority in PRIORITIES},
-        control=KafkaLogReader(
-            bootstrap,
-            traits,
-            topic=names.control,
-            partitions=[0],
-            client_id=f"{client_id}-control",
-            fetch_max_wait_ms=traits.fetch_max_wait_ms["control"],
-        ),
+        control=_reader(bootstrap, traits, names.control, f"{client_id}-control"),
+        fleet=_reader(bootstrap, traits, names.fleet, f"{client_id}-fleet"),
         durable=durable,
         chunks=chunks,
         model=backend,
@@ -178,6 +172,14 @@ async def _parts(
         clock=WallClock(),
         uniform=random_source.random,
         new_attempt=lambda: str(uuid_utils.uuid7()),
+    )
+
+
+def _reader(bootstrap: str, traits: BrokerTraits, topic: str, client_id: str) -> KafkaLogReader:
+    """Of a topic with one partition that every worker reads whole."""
+    wait_ms = traits.fetch_max_wait_ms["control"]
+    return KafkaLogReader(
+        bootstrap, traits, topic=topic, partitions=[0], client_id=client_id, fetch_max_wait_ms=wait_ms
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ class WorkerParts:
 
     lanes: Mapping[Priority, GroupSource]
     control: LogReader
+    fleet: LogReader
     durable: Publisher
     chunks: Publisher
     model: ModelClient
@@ -34,3 +36,4 @@ class WorkerParts:
     clock: Clock
     uniform: RandomUnit
     new_attempt: Callable[[], str]
+    steady_s: Callable[[], float] = time.monotonic

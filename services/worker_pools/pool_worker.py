@@ -14,28 +14,15 @@ import structlog
 
 from schemas.failures import FailureKind
 from schemas.messages import CancelTask
-from schemas.topics import TopicNames
 from services.core.fleet import Fleet, Pool
-from services.core.retry import RetryPolicy
 from services.ports import InRecord
 from services.runtime.set_aside import fitted
-from services.worker_pools.backends import Backends
-from services.worker_pools.backlog import Backlog
-from services.worker_pools.chunk_sender import ChunkPump
-from services.worker_pools.control import Control
-from services.worker_pools.desk import Desk
-from services.worker_pools.endings import Endings
-from services.worker_pools.handover import HandOver
+from services.worker_pools.crew import Identity, assembled
 from services.worker_pools.held import Held, Phase, Position
 from services.worker_pools.intake import Odd, read_record
 from services.worker_pools.lane import Lane
 from services.worker_pools.parts import WorkerParts
-from services.worker_pools.reports import Reports
-from services.worker_pools.serving import Serving
 from services.worker_pools.settings import WorkerKnobs
-from services.worker_pools.slots import Slots
-from services.worker_pools.starts import Starts
-from services.worker_pools.tries import Tries
 from services.worker_pools.try_watch import Verdict
 from services.worker_pools.waits import event_set, first_of, until
 from services.worker_pools.worker_metrics import WorkerMetrics
@@ -56,22 +43,16 @@ class PoolWorker:
         knobs: WorkerKnobs,
         metrics: WorkerMetrics,
     ) -> None:
-        self._pool = pool
+        identity = Identity(worker_id, pool, fleet)
         self._fleet = fleet
         self._parts = parts
         self._knobs = knobs
         self._clock = parts.clock
-        names = TopicNames(fleet.prefix)
-        self._backlog = Backlog(fleet.weights, knobs.held_tasks, knobs.held_bytes)
-        self._desk = Desk(self._backlog, parts.clock, self._done)
-        self._reports = Reports(parts.durable, names, worker_id, parts.clock, knobs)
-        self._pump = ChunkPump(parts.chunks, names.replies, knobs.chunk_backlog, knobs.chunk_backlog_bytes)
-        policy = RetryPolicy(max_tries=fleet.max_tries)
-        self._endings = Endings(self._desk, self._reports, parts.blobs, parts.clock, parts.uniform, policy)
-        serving = self._serving = self._made_serving(pool, metrics)
-        self._slots = Slots(pool.slots, self._backlog, serving, self._endings, parts.clock, knobs)
-        self._hand_over = HandOver(self._desk, self._reports, parts.blobs, parts.clock, knobs)
-        self._control = Control(parts.control, parts.clock, knobs, self._cancel)
+        crew = self._crew = assembled(identity, parts, knobs, metrics, self._done, self._cancel)
+        self._backlog, self._desk, self._reports = crew.backlog, crew.desk, crew.reports
+        self._endings, self._slots, self._control = crew.endings, crew.slots, crew.control
+        self._hand_over = crew.hand_over
+        names = identity.names
         self._lanes: dict[str, Lane] = {
             priority: Lane(priority, names.lane_group(pool.name, priority), source, self, parts.clock, knobs)
             for priority, source in parts.lanes.items()
@@ -80,19 +61,6 @@ class PoolWorker:
         self._odd: set[tuple[str, int, int]] = set()
         self._stop = asyncio.Event()
         self.turned_s = parts.clock.now_s()
-
-    def _made_serving(self, pool: Pool, metrics: WorkerMetrics) -> Serving:
-        parts = self._parts
-        backends = Backends(pool.base_urls, parts.uniform)
-        return Serving(
-            self._desk,
-            self._reports,
-            self._endings,
-            Starts(pool, self._reports, parts.blobs, parts.clock, parts.new_attempt),
-            Tries(pool, parts.model, backends, self._pump, parts.clock, self._knobs),
-            parts.clock,
-            metrics.ended,
-        )
 
     # for the composition root
 
@@ -116,7 +84,7 @@ class PoolWorker:
 
     def backend_answered(self) -> bool:
         """Whether a try of this worker ever got an answer."""
-        return self._serving.answered
+        return self._crew.serving.answered
 
     def in_flight(self) -> int:
         return self._slots.in_flight
@@ -125,13 +93,18 @@ class PoolWorker:
         return len(self._desk)
 
     def chunks_dropped(self) -> int:
-        return self._pump.dropped
+        return self._crew.pump.dropped
 
     async def run(self) -> None:
         """Serves until `stop`; a fault in a loop of its own ends it with that fault."""
         loops = [
             asyncio.create_task(loop)
-            for loop in (self._read_control(), self._pump.run(), self._tick_forever())
+            for loop in (
+                self._read_control(),
+                self._crew.pump.run(),
+                self._crew.view.run(),
+                self._tick_forever(),
+            )
         ]
         stopping = asyncio.create_task(event_set(self._stop))
         try:
@@ -139,7 +112,7 @@ class PoolWorker:
             await first_of(caught_up, stopping, *loops)
             caught_up.cancel()
             if not self._stop.is_set():
-                self._slots.open()
+                self._crew.gate.release("starting")
                 loops += [asyncio.create_task(self._serve_lane(lane)) for lane in self._lanes.values()]
                 loops.append(asyncio.create_task(self._hand_over.renew_forever()))
                 await first_of(stopping, *loops)
@@ -183,7 +156,7 @@ class PoolWorker:
         self._slots.fill()
 
     def room(self, priority: str) -> int:
-        waits = not self._slots.is_open or len(self._odd) >= _MOST_ODD
+        waits = not self._crew.gate.serves or len(self._odd) >= _MOST_ODD
         return 0 if waits else self._backlog.room(priority)
 
     def holds(self, task_id: str | None, position: Position) -> bool:
@@ -281,5 +254,5 @@ class PoolWorker:
             if held.phase is Phase.TRYING and held.watch is not None:
                 held.watch.stop(Verdict("drain", FailureKind.INTERNAL))
         await until(lambda: not (self._slots.work or self._reports.unsent), self._knobs.settle_s)
-        await until(lambda: not self._pump.waiting, self._knobs.ack_timeout_s)
+        await until(lambda: not self._crew.pump.waiting, self._knobs.ack_timeout_s)
         log.info("drained", left=len(self._desk))

@@ -11,9 +11,11 @@ import structlog
 from services.ports import Clock
 from services.worker_pools.backlog import Backlog
 from services.worker_pools.endings import Endings
+from services.worker_pools.gate import Gate
 from services.worker_pools.held import Held, Phase
 from services.worker_pools.serving import After, Serving
 from services.worker_pools.settings import WorkerKnobs
+from services.worker_pools.slot_budget import SlotBudget
 
 log = structlog.get_logger(__name__)
 _LEAST_WAIT_S = 0.001
@@ -24,15 +26,17 @@ class Slots:
 
     def __init__(
         self,
-        slots: int,
+        budget: SlotBudget,
+        gate: Gate,
         backlog: Backlog,
         serving: Serving,
         endings: Endings,
         clock: Clock,
         knobs: WorkerKnobs,
     ) -> None:
-        self._slots = self._free = slots
-        self._most_work = slots + knobs.unsettled
+        self._budget = budget
+        self._gate = gate
+        self._most_work = budget.most + knobs.unsettled
         self._backlog = backlog
         self._serving = serving
         self._endings = endings
@@ -40,33 +44,31 @@ class Slots:
         self._crowded = False
         self._due_timer: asyncio.TimerHandle | None = None
         self.work: set[asyncio.Task[None]] = set()
-        self.is_open = False
+        self.in_flight = 0
+        budget.on_change = gate.on_open = self.fill
 
     @property
-    def in_flight(self) -> int:
-        return self._slots - self._free
-
-    def open(self) -> None:
-        self.is_open = True
+    def free(self) -> int:
+        return max(0, self._budget.limit - self.in_flight)
 
     def close(self) -> None:
         """Nothing starts any more."""
-        self.is_open = False
+        self._gate.hold("draining")
         self._disarm()
 
     def fill(self) -> None:
         """Ends what is past its deadline and fills the free slots."""
-        if not self.is_open:
+        if not self._gate.serves:
             return
         now_s = self._clock.now_s()
         for held in self._backlog.expired(now_s):
             self.spawn(self._endings.past_deadline(held))
-        while self._free > 0 and len(self.work) < self._most_work:
+        while self._gate.is_open and self.free > 0 and len(self.work) < self._most_work:
             started = self._backlog.pop(now_s)
             if started is None:
                 break
             started.phase, started.attempt = Phase.TRYING, None
-            self._free -= 1
+            self.in_flight += 1
             self.spawn(self._serve(started))
         self._crowded = len(self.work) >= self._most_work
         self._arm(now_s)
@@ -87,7 +89,7 @@ class Slots:
                 held.watch.finish()
             held.watch = None
             held.phase = Phase.SETTLING
-            self._free += 1
+            self.in_flight -= 1
             self.fill()
         if settle is not None:
             await self._settled(held, settle)
@@ -111,7 +113,7 @@ class Slots:
     def _arm(self, now_s: float) -> None:
         """Wakes for the next retry that becomes due."""
         self._disarm()
-        due_s = self._backlog.next_due() if self._free > 0 else None
+        due_s = self._backlog.next_due() if self.free > 0 and self._gate.is_open else None
         if due_s is not None:
             wait_s = max(_LEAST_WAIT_S, due_s - now_s)
             self._due_timer = asyncio.get_running_loop().call_later(wait_s, self.fill)

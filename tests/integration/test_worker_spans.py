@@ -19,7 +19,7 @@ async def test_the_spans_of_a_try_that_was_cut_off_end_as_failed(tmp_path: Path)
     provider.add_span_processor(SimpleSpanProcessor(exported))
     async with ModelServerProcess(chunks=4) as server, openai_rig(server.root_url, tmp_path) as rig:
         running = await rig.work()
-        running.worker._serving._spans = TrySpans(provider)
+        running.worker._crew.serving._spans = TrySpans(provider)
         await rig.end(await rig.submit())
         whole = exported.get_finished_spans()
         assert [span.status.status_code for span in whole] == [StatusCode.UNSET] * 2

@@ -116,6 +116,7 @@ class WorkerRig:
         parts = WorkerParts(
             lanes=sources,
             control=FakeLogReader(self.bus, topic=NAMES.control, partitions=[0]),
+            fleet=FakeLogReader(self.bus, topic=NAMES.fleet, partitions=[0]),
             durable=durable,
             chunks=chunks,
             model=client or self.client,

@@ -1,0 +1,101 @@
+"""Who does what in a worker: every part of it, put together once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schemas.messages import CancelTask
+from schemas.topics import TopicNames
+from services.core.fleet import Fleet, Pool
+from services.core.fleet_table import FleetTable
+from services.core.retry import RetryPolicy
+from services.runtime.fleet_view import FleetView
+from services.worker_pools.backends import Backends
+from services.worker_pools.backlog import Backlog
+from services.worker_pools.chunk_sender import ChunkPump
+from services.worker_pools.control import Control
+from services.worker_pools.desk import Desk
+from services.worker_pools.endings import Endings
+from services.worker_pools.gate import Gate
+from services.worker_pools.handover import HandOver
+from services.worker_pools.held import Position
+from services.worker_pools.parts import WorkerParts
+from services.worker_pools.reports import Reports
+from services.worker_pools.serving import Serving
+from services.worker_pools.settings import WorkerKnobs
+from services.worker_pools.slot_budget import SlotBudget
+from services.worker_pools.slots import Slots
+from services.worker_pools.starts import Starts
+from services.worker_pools.tries import Tries
+from services.worker_pools.worker_metrics import WorkerMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which worker this is, of which pool, in which fleet."""
+
+    worker: str
+    pool: Pool
+    fleet: Fleet
+
+    @property
+    def names(self) -> TopicNames:
+        return TopicNames(self.fleet.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The parts of one worker."""
+
+    gate: Gate
+    budget: SlotBudget
+    backlog: Backlog
+    desk: Desk
+    reports: Reports
+    pump: ChunkPump
+    endings: Endings
+    backends: Backends
+    serving: Serving
+    slots: Slots
+    hand_over: HandOver
+    control: Control
+    view: FleetView
+
+
+def assembled(
+    identity: Identity,
+    parts: WorkerParts,
+    knobs: WorkerKnobs,
+    metrics: WorkerMetrics,
+    done: Callable[[Position], None],
+    cancel: Callable[[CancelTask], None],
+) -> Crew:
+    """A worker's parts; nothing runs yet. `done` completes an offset, `cancel` hears of `control`."""
+    pool, fleet, names = identity.pool, identity.fleet, identity.names
+    gate, budget = Gate("starting"), SlotBudget(pool)
+    backlog = Backlog(fleet.weights, knobs.held_tasks, knobs.held_bytes)
+    desk = Desk(backlog, parts.clock, done)
+    reports = Reports(parts.durable, names, identity.worker, parts.clock, knobs)
+    pump = ChunkPump(parts.chunks, names.replies, knobs.chunk_backlog, knobs.chunk_backlog_bytes)
+    policy = RetryPolicy(max_tries=fleet.max_tries)
+    endings = Endings(desk, reports, parts.blobs, parts.clock, parts.uniform, policy)
+    backends = Backends(pool.base_urls, parts.uniform)
+    starts = Starts(pool, reports, parts.blobs, parts.clock, parts.new_attempt)
+    tries = Tries(pool, parts.model, backends, pump, parts.clock, knobs)
+    serving = Serving(desk, reports, endings, starts, tries, parts.clock, metrics.ended)
+    return Crew(
+        gate=gate,
+        budget=budget,
+        backlog=backlog,
+        desk=desk,
+        reports=reports,
+        pump=pump,
+        endings=endings,
+        backends=backends,
+        serving=serving,
+        slots=Slots(budget, gate, backlog, serving, endings, parts.clock, knobs),
+        hand_over=HandOver(desk, reports, parts.blobs, parts.clock, knobs),
+        control=Control(parts.control, parts.clock, knobs, cancel),
+        view=FleetView(parts.fleet, FleetTable(), parts.steady_s),
+    )
