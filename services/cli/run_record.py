@@ -6,9 +6,9 @@ import asyncio
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -41,13 +41,18 @@ class ProcessMark:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """`ready` once the first question was answered; `url` of the edge; `curl` as it was printed."""
+    """`ready` once the first question was answered; `url` of the edge; `curl` as it was printed.
+
+    `variables`: the `CHIMERA_*` ones that its services were given, so that other commands find the same broker,
+    database and blobs.
+    """
 
     up: ProcessMark
     processes: tuple[ProcessMark, ...]
     ready: bool
     url: str
     curl: str
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +73,7 @@ class RunRecord:
             ready=data["ready"],
             url=data["url"],
             curl=data["curl"],
+            variables=data.get("variables", {}),
         )
 
 

@@ -130,17 +130,20 @@ class Up:
         self._say(f"broker ({self._options.broker}) ready at {self._broker.bootstrap_servers}")
 
     async def _start_services(self) -> None:
+        state = self._options.state
+        specs = service_processes(self._fleet, self._addresses(), state, self._environment, free_port)
+        self._services = [Supervised(spec, state.logs, self._say) for spec in specs]
+        await start_all(self._services, self._say)
+
+    def _addresses(self) -> ServiceAddresses:
         options = self._options
-        addresses = ServiceAddresses(
+        return ServiceAddresses(
             self._broker.bootstrap_servers,
             options.broker,
             options.database_url or options.state.database_url(),
             options.host,
             options.port,
         )
-        specs = service_processes(self._fleet, addresses, options.state, self._environment, free_port)
-        self._services = [Supervised(spec, options.state.logs, self._say) for spec in specs]
-        await start_all(self._services, self._say)
 
     def _record(self, *, ready: bool) -> None:
         marks = [
@@ -151,9 +154,9 @@ class Up:
         if self._broker.running and self._broker.pid:
             marks.append(ProcessMark.of("broker", self._broker.pid))
         up = ProcessMark.of("up", os.getpid())
-        RunRecord(up, tuple(marks), ready, self._url(), curl_text(self._url())).write(
-            self._options.state.run_file
-        )
+        variables = {**self._addresses().variables(), **self._options.state.variables()}
+        record = RunRecord(up, tuple(marks), ready, self._url(), curl_text(self._url()), variables)
+        record.write(self._options.state.run_file)
 
     async def _watch(self, stop: asyncio.Event) -> None:
         """Restarts what falls with the broker; single processes restart themselves (supervisor)."""
