@@ -14,6 +14,7 @@ from rich.console import Console
 
 from infra.process import ProcessFailedError
 from services.adapters.kafka.traits import BrokerKind
+from services.cli.dead import dead_app
 from services.cli.detached import start_detached
 from services.cli.loadtest import loadtest_app
 from services.cli.processes import StateDir
@@ -21,6 +22,7 @@ from services.cli.run_record import stop_run
 from services.cli.schemas import schemas_app
 from services.cli.topics import topics_app
 from services.cli.up import Up, UpError, UpOptions
+from services.ports import BusError
 from services.runtime.fleet_file import FleetFileError, load_fleet
 from services.runtime.lifecycle import CONFIG_ERROR_EXIT, stop_event
 
@@ -28,6 +30,7 @@ app = App(name="chimera", help="A message-bus worker fleet for multi-step LLM wo
 app.command(topics_app)
 app.command(loadtest_app)
 app.command(schemas_app)
+app.command(dead_app)
 console = Console(highlight=False, soft_wrap=True)
 
 StateOption = Annotated[
@@ -108,7 +111,7 @@ def main(tokens: list[str] | None = None) -> Any:
     except FleetFileError as fault:
         print(fault, file=sys.stderr)
         raise SystemExit(CONFIG_ERROR_EXIT) from None
-    except (UpError, ProcessFailedError, ValueError) as fault:
+    except (UpError, ProcessFailedError, BusError, ValueError) as fault:
         print(f"chimera: {fault}", file=sys.stderr)
         raise SystemExit(1) from None
 

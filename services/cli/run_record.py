@@ -43,8 +43,8 @@ class ProcessMark:
 class RunRecord:
     """`ready` once the first question was answered; `url` of the edge; `curl` as it was printed.
 
-    `variables`: the `CHIMERA_*` ones that its services were given, so that other commands find the same broker,
-    database and blobs.
+    `variables`: the `CHIMERA_*` ones that its services were given, so that other commands find the same
+    broker, database and blobs.
     """
 
     up: ProcessMark

@@ -1,4 +1,4 @@
-"""Which fleet a command is about: the one that `chimera up` started here, or the one that `CHIMERA_*` names."""
+"""Which fleet a command is about: the one that `chimera up` started here, or that `CHIMERA_*` names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def find_fleet(state_dir: Path, environment: Mapping[str, str] | None = None) ->
     return RunningFleet(
         fleet=load_fleet(Path(variables.get("CHIMERA_FLEET_FILE", "fleet.yaml"))),
         bootstrap_servers=variables[_BOOTSTRAP],
-        broker=cast(BrokerKind, broker),
+        broker=cast("BrokerKind", broker),
         database_url=variables.get("CHIMERA_DATABASE_URL", state.database_url()),
         blob_dir=Path(variables.get("CHIMERA_BLOB_DIR", str(state_dir / "blobs"))),
         url=None if record is None else record.url,
