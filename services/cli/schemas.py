@@ -1,4 +1,4 @@
-"""`chimera schemas write|check`: the contract's documents, and whether they are what the models say."""
+"""`chimera schemas`: the contract's documents, and whether they are what the models say."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import orjson
 from cyclopts import App
 
 from schemas.documents import asyncapi, message_schemas
+from services.runtime.fleet_schema import fleet_file_schema
 
 schemas_app = App(name="schemas", help="JSON Schemas and the AsyncAPI document of the bus.")
 FOLDER = Path("schemas/generated")
+FLEET_FILE_SCHEMA = "fleet.yaml.schema.json"
 
 
 def _documents() -> dict[str, bytes]:
     documents = {f"{name}.schema.json": schema for name, schema in message_schemas().items()}
     documents["asyncapi.json"] = asyncapi()
+    documents[FLEET_FILE_SCHEMA] = fleet_file_schema()
     return {
         name: orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
         for name, document in documents.items()
@@ -41,3 +44,9 @@ def check(folder: Path = FOLDER) -> None:
         print(f"{folder / name}: not what the models say; run: make schemas", file=sys.stderr)
     if wrong:
         raise SystemExit(1)
+
+
+@schemas_app.command
+def fleet() -> None:
+    """Print the JSON Schema of fleet.yaml, for editors."""
+    print(_documents()[FLEET_FILE_SCHEMA].decode(), end="")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -112,3 +112,12 @@ class FleetEntry(Entry):
                     f"device {name}: its pools reserve {slots} slots; it has {devices[name].slots}"
                 )
         return self
+
+
+def fleet_file_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of `fleet.yaml`, for editors. What keys must fit together it cannot say."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **FleetEntry.model_json_schema(),
+        "title": "fleet.yaml of Chimera",
+    }
