@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -30,6 +31,7 @@ _OVERFLOW_WORDS = re.compile(  # vLLM, TGI and Ollama say it in words alone
     r"(?i)maximum context length|context (?:length|size|window)|prompt is too long|too many (?:input )?tokens"
     r"|inputs? (?:tokens? )?\+ ?`?max_new_tokens"
 )
+_MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 _BY_STATUS = {
     401: FailureKind.KEY_REFUSED,
     402: FailureKind.KEY_REFUSED,
@@ -67,22 +69,36 @@ _WORDS = {
 _SHOWN = frozenset({FailureKind.BAD_REQUEST, FailureKind.TOO_LONG})
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long to leave the backend alone, as its headers say it: `retry-after-ms`, the finer one that OpenAI
+    and Azure send, before `retry-after`."""
+
+    retry_after: str | None = None
+    retry_after_ms: str | None = None
+
+    def seconds(self, now_s: float) -> float | None:
+        """`now_s` is Unix time, for dates."""
+        if self.retry_after_ms is not None and _MILLISECONDS.fullmatch(self.retry_after_ms.strip()):
+            return float(self.retry_after_ms) / 1000
+        return parse_retry_after(self.retry_after, now_s) if self.retry_after else None
+
+
 def of_response(
-    status: int, body: bytes, retry_after: str | None, now_s: float, secrets: tuple[str, ...] = ()
+    status: int, body: bytes, waits: Waits, now_s: float, secrets: tuple[str, ...] = ()
 ) -> Failure:
     """The failure that a response with an error status means. `now_s` is Unix time, for Retry-After dates."""
     said = _error_in(_parsed(body))
     kind = _kind_of_status(status)
     if kind is FailureKind.BAD_REQUEST and _overflows(said):
         kind = FailureKind.TOO_LONG
-    wait_s = parse_retry_after(retry_after, now_s) if retry_after else None
-    return _failure(kind, said, status, wait_s, secrets)
+    return _failure(kind, said, status, waits.seconds(now_s), secrets)
 
 
 def of_event(event: Mapping[str, Any], secrets: tuple[str, ...] = ()) -> Failure:
     """The failure that an error object in an answer with status 200 means."""
     said = _error_in(event)
-    status = next((value for name in ("status", "code") if _is_status(value := said.get(name))), None)
+    status = next((value for name in ("status", "code") if (value := _status(said.get(name)))), None)
     kind = FailureKind.SERVER_ERROR if status is None else _kind_of_status(status)
     if status is None:
         name = f"{said.get('type')} {said.get('code')}".lower()
@@ -114,8 +130,11 @@ def _kind_of_status(status: int) -> FailureKind:
     return FailureKind.BAD_REQUEST if status >= 400 else FailureKind.BAD_ANSWER
 
 
-def _is_status(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600
+def _status(value: object) -> int | None:
+    """An HTTP status, as a number or, as Azure and vLLM say it too, in digits."""
+    if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
+        value = int(value)
+    return value if isinstance(value, int) and 400 <= value < 600 else None
 
 
 def _parsed(body: bytes) -> Mapping[str, Any]:
@@ -133,8 +152,13 @@ def _error_in(body: Mapping[str, Any]) -> Mapping[str, Any]:
         return error
     if isinstance(error, str):
         return {"message": error, "type": body.get("error_type")}
-    if isinstance(body.get("detail"), str):
-        return {"message": body["detail"]}
+    detail = body.get("detail")
+    if isinstance(detail, str):
+        return {"message": detail}
+    if isinstance(detail, list) and detail and isinstance(detail[0], dict):
+        place = detail[0].get("loc")  # FastAPI's: ["body", "messages", 0, "role"]
+        where = ".".join(map(str, place[1:])) if isinstance(place, list) else None
+        return {"message": detail[0].get("msg"), "param": where}
     return body
 
 

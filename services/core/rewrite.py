@@ -1,7 +1,8 @@
 """The client's JSON made fit for the backend, and the backend's events made fit for the client.
 
-Outwards: the model's name is the backend's, usage is always asked for. Inwards: id and model are the task's,
-usage is taken out of the stream and said once at its end, and only to a client that asked for it.
+Outwards: the model's name is the backend's, usage is always asked for. Inwards: id, model and creation time
+are the same in every event, usage is taken out of the stream and said once at its end, and only to a client
+that asked for it. How a choice is made normal: chunk_form.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PATHS: Mapping[TaskKind, str] = {
     "completion": "/v1/completions",
     "embedding": "/v1/embeddings",
 }
+_OF_EVERY_EVENT = frozenset({"id", "object", "created", "model", "choices", "usage"})
 _ID_PREFIX: Mapping[TaskKind, str] = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "embd-"}
 
 
@@ -58,10 +60,12 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
 class EventRewriter:
     """Makes the events of one try the client's own. `usage_asked`: the last event will carry the usage.
 
-    `created_s` (Unix time) stands in where the backend does not say when it made the answer.
+    `created_s` (Unix time) stands in where the first event does not say when the answer was made. An event
+    without choices breaks clients that read the first one unasked (Azure's results of its prompt filter
+    come in such a one): what else it says comes with the next event that has some.
     """
 
-    __slots__ = ("_created", "_id", "_model", "_object", "_usage_asked")
+    __slots__ = ("_carried", "_created", "_id", "_made", "_model", "_object", "_usage_asked")
 
     def __init__(
         self, kind: TaskKind, task_id: str, model: str, created_s: int, *, usage_asked: bool
@@ -71,16 +75,27 @@ class EventRewriter:
         self._object = "chat.completion.chunk" if kind == "chat" else "text_completion"
         self._usage_asked = usage_asked
         self._created: Any = created_s
+        self._made = False
+        self._carried: dict[str, Any] = {}
 
     def event(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """The event, changed in place, or None where nothing of it is for the client."""
-        usage = event.pop("usage", None)
-        if not event.get("choices") and usage is not None:
+        """The event, changed in place, or None where nothing of it is for the client yet."""
+        event.pop("usage", None)
+        if not event.get("choices") and "prompt_progress" not in event:
+            for name in event.keys() - _OF_EVERY_EVENT:
+                if event[name] is not None:
+                    self._carried[name] = event[name]
             return None
+        if not self._made:
+            self._made = True
+            self._created = event.get("created", self._created)
         event["id"] = self._id
         event["object"] = self._object
+        event["created"] = self._created
         event["model"] = self._model
-        self._created = event.setdefault("created", self._created)
+        if self._carried:
+            event.update(self._carried)
+            self._carried = {}
         if self._usage_asked:
             event["usage"] = None
         return event
@@ -94,20 +109,3 @@ class EventRewriter:
             "choices": [],
             "usage": usage,
         }
-
-
-def as_chunk(event: dict[str, Any]) -> dict[str, Any]:
-    """A whole chat answer as the one chunk of a stream; what is a chunk already stays as it is."""
-    choices = event.get("choices")
-    if not isinstance(choices, list):
-        return event
-    for choice in choices:
-        if isinstance(choice, dict) and isinstance(choice.get("message"), dict) and "delta" not in choice:
-            delta = choice.pop("message")
-            choice["delta"] = delta
-            calls = delta.get("tool_calls")
-            if isinstance(calls, list):
-                for index, call in enumerate(calls):
-                    if isinstance(call, dict):
-                        call.setdefault("index", index)
-    return event

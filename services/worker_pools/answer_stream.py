@@ -12,7 +12,8 @@ from typing import Any
 from schemas.messages import Failure, RunTask, Usage
 from services.core import answer_verdict, usage
 from services.core.assembly import Assembly
-from services.core.rewrite import EventRewriter, answer_id, as_chunk, only_progress, wants_usage
+from services.core.chunk_form import ChunkForm
+from services.core.rewrite import EventRewriter, answer_id, only_progress, wants_usage
 from services.worker_pools.chunk_sender import ChunkSender
 
 
@@ -35,6 +36,7 @@ class AnswerStream:
             n if isinstance(n, int) and n > 0 else 1,
         )
         self._body = body
+        self._form = ChunkForm(task.kind, task.task_id, body)
         self._usage_asked = wants_usage(body)
         self._rewriter = EventRewriter(
             task.kind, task.task_id, model, created_s, usage_asked=self._usage_asked
@@ -59,18 +61,17 @@ class AnswerStream:
         for event in events:
             if only_progress(event, self._body):
                 continue
-            said = self._assembly.add(event)
+            normal = self._form.normal(event)
+            said = self._assembly.add(normal)
             content += said
             if self._sender is not None:
-                self._pass_on(event, said)
+                self._pass_on(normal, said)
         if self._open and self._sender is not None and self._waiting:
             self._sender.add(self._waiting)
             self._waiting = []
         return content
 
     def _pass_on(self, event: dict[str, Any], said: bool) -> None:
-        if event.get("object") == "chat.completion":
-            event = as_chunk(event)
         out = self._rewriter.event(event)
         if out is not None:
             self._waiting.append(out)

@@ -9,7 +9,7 @@ import pytest
 
 from services.core import usage
 from services.core.fleet import Pool
-from services.core.rewrite import LLAMA_CPP, EventRewriter, as_chunk, backend_body, only_progress, wants_usage
+from services.core.rewrite import LLAMA_CPP, EventRewriter, backend_body, only_progress, wants_usage
 
 
 def test_all_fields_but_the_model_and_the_stream_are_the_clients_own() -> None:
@@ -65,15 +65,6 @@ def test_usage_leaves_the_stream_and_is_said_once() -> None:
     assert event["usage"] is None
     assert asked.usage_event(told)["usage"] == told
     assert asked.usage_event(told)["created"] == 5
-
-
-def test_a_whole_answer_becomes_a_chunk_with_indexed_calls() -> None:
-    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}, {"id": "b"}]}
-    chunk = as_chunk({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
-    delta = chunk["choices"][0]["delta"]
-    assert [call["index"] for call in delta["tool_calls"]] == [0, 1]
-    assert "message" not in chunk["choices"][0]
-    assert as_chunk({"choices": "odd"}) == {"choices": "odd"}
 
 
 def test_counts_that_are_there_stand_and_only_missing_ones_are_estimated() -> None:

@@ -14,6 +14,8 @@ from services.ports import BackendFault
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _SSE_BEGINS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_TELLING_BYTES = 6  # of the longest of them
+_BOM = b"\xef\xbb\xbf"
 
 Batch = Sequence[dict[str, Any]]
 
@@ -45,7 +47,7 @@ class SseAnswer:
         for name, data in events:
             if self.ended or self.fault is not None:
                 break
-            if data == b"[DONE]":
+            if data.strip() == b"[DONE]":
                 self.ended = True
                 break
             self._take(name, data, found)
@@ -76,14 +78,32 @@ def fault_of(value: dict[str, Any], secrets: tuple[str, ...]) -> BackendFault:
     )
 
 
+async def begun(pieces: AsyncIterator[bytes]) -> bytes:
+    """The first bytes of a body, as many as tell what it is, or all of a shorter one."""
+    first = b""
+    async for piece in pieces:
+        first += piece
+        if len(_start(first)) >= _TELLING_BYTES:
+            break
+    return first
+
+
 def is_sse(content_type: str, first: bytes) -> bool | None:
-    """Whether the answer is a stream; None where it is neither a stream nor JSON."""
-    if content_type.startswith("text/event-stream"):
-        return True
-    start = first.lstrip()
+    """Whether the answer is a stream; None where it is neither a stream nor JSON.
+
+    The bytes are believed before the type is: no line of a stream begins with a bracket, and there are
+    servers that announce a stream and send JSON, or the other way round.
+    """
+    start = _start(first)
     if start[:1] in (b"{", b"["):
         return False
-    return True if start.startswith(_SSE_BEGINS) else None
+    if start.startswith(_SSE_BEGINS) or content_type.startswith("text/event-stream"):
+        return True
+    return None
+
+
+def _start(first: bytes) -> bytes:
+    return first.removeprefix(_BOM).lstrip()
 
 
 async def whole(first: bytes, rest: AsyncIterator[bytes], secrets: tuple[str, ...]) -> dict[str, Any]:
@@ -95,7 +115,7 @@ async def whole(first: bytes, rest: AsyncIterator[bytes], secrets: tuple[str, ..
         if size > MAX_ANSWER_BYTES:
             raise BackendFault(FailureKind.BAD_ANSWER, "the backend's answer is beyond all bounds")
     try:
-        value = orjson.loads(b"".join(parts))
+        value = orjson.loads(b"".join(parts).removeprefix(_BOM))
     except orjson.JSONDecodeError:
         raise BackendFault(FailureKind.BAD_ANSWER, "the backend's answer is not JSON") from None
     if not isinstance(value, dict):
