@@ -25,7 +25,8 @@ STOPPED = "stopped"
 class AttemptRecord(BaseModel):
     """One line of the log. `started_s` and `ended_s` are seconds since the epoch, `seconds` the time between.
 
-    `attempt` is the caller's x-request-id, `traceparent` its header, `marker` the body's x_marker.
+    `attempt` is the caller's x-request-id, `others` its x-chimera-attempts (tries that share the call),
+    `traceparent` its header, `marker` the body's x_marker.
     `outcome`: running, ok, disconnected (the client hung up), scripted:<what>, refused (our 400), stopped
     (SIGTERM). `tokens_out` and `chunks` (content chunks of a stream) are those sent.
     """
@@ -44,6 +45,7 @@ class AttemptRecord(BaseModel):
     tokens_out: int
     chunks: int
     traceparent: str | None = None
+    others: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Attempt:
     attempt: str | None
     path: str
     traceparent: str | None = None
+    others: tuple[str, ...] = ()
     marker: Any = None
     stream: bool = False
     tokens_in: int = 0
@@ -78,6 +81,7 @@ class Attempt:
                 "tokens_out": self.tokens_out,
                 "chunks": self.chunks,
                 "traceparent": self.traceparent,
+                "others": self.others,
             },
             option=orjson.OPT_APPEND_NEWLINE,
         )

@@ -34,6 +34,7 @@ class Request:
     headers: dict[bytes, bytes]
     body: bytes
     keep_alive: bool
+    query: str = ""
 
 
 class Exchange:
@@ -118,7 +119,9 @@ Handler = Callable[[Request, Exchange], Coroutine[Any, Any, None]]
 class Connection(asyncio.Protocol):
     """One client connection; `peers` holds the open ones, so that a stop can end them."""
 
-    def __init__(self, handler: Handler, peers: set[Connection]) -> None:
+    def __init__(self, handler: Handler, peers: set[Connection], keep_alive_s: float = 0.0) -> None:
+        self._keep_alive_s = keep_alive_s
+        self._idle: asyncio.TimerHandle | None = None
         self._handler = handler
         self._peers = peers
         self._loop = asyncio.get_running_loop()
@@ -185,9 +188,11 @@ class Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        path, _, query = self._url.decode("latin-1").partition("?")
         request = Request(
             method=self._parser.get_method().decode("ascii"),
-            path=self._url.split(b"?", 1)[0].decode("latin-1"),
+            path=path,
+            query=query,
             headers=self._headers,
             body=b"".join(self._body),
             keep_alive=self._parser.should_keep_alive(),
@@ -234,6 +239,9 @@ class Connection(asyncio.Protocol):
             await asyncio.wait([task])
 
     def _serve_next(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
         request = self._waiting.popleft()
         exchange = Exchange(self, request.keep_alive)
         self._task = self._loop.create_task(self._handler(request, exchange))
@@ -250,6 +258,8 @@ class Connection(asyncio.Protocol):
             self._close()
         elif self._waiting:
             self._serve_next()
+        elif self._keep_alive_s:
+            self._idle = self._loop.call_later(self._keep_alive_s, self._close)
 
     def _flush(self) -> None:
         if self._pending and self._transport is not None:

@@ -46,6 +46,11 @@ async def play(stage: Stage) -> str:
     if script.reset_before:
         await stage.exchange.reset()
         return "scripted:reset_before"
+    if script.close_before:
+        await stage.exchange.close()
+        return "scripted:close_before"
+    if script.raw is not None:
+        return await _play_raw(stage, script.raw)
     if script.answers_with_error:
         return await _play_error(stage)
     if script.break_point == ("hang", 0):
@@ -59,6 +64,19 @@ async def play(stage: Stage) -> str:
     return await _play_whole(stage, answer)
 
 
+async def _play_raw(stage: Stage, raw: str) -> str:
+    script = stage.script
+    stage.exchange.start(
+        script.status or 200,
+        script.content_type or SSE,
+        headers=tuple(script.headers.items()),
+        split_bytes=script.split_bytes,
+    )
+    await stage.exchange.send(raw.encode())
+    stage.exchange.finish()
+    return "scripted:raw"
+
+
 async def _play_error(stage: Stage) -> str:
     script = stage.script
     status = script.status or (502 if script.html_error else 200)
@@ -69,7 +87,9 @@ async def _play_error(stage: Stage) -> str:
     else:
         raw = script.error_body
         content_type, body = JSON, raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
-    headers = () if script.retry_after is None else (("retry-after", str(script.retry_after)),)
+    headers = tuple(script.headers.items())
+    if script.retry_after is not None:
+        headers += (("retry-after", str(script.retry_after)),)
     await stage.exchange.whole(
         status, script.content_type or content_type, body, *headers, split_bytes=script.split_bytes
     )

@@ -64,8 +64,11 @@ class Behaviour(_Frozen):
     content_type: str | None = None
     html_error: bool = False
     json_not_sse: bool = False
+    raw: str | None = None  # the whole body, as it is: for framings that no field here makes
+    headers: dict[str, str] = {}
 
     reset_before: bool = False
+    close_before: bool = False  # FIN instead of an answer, as a server that gave the connection up meanwhile
     reset_after_chunks: Count | None = None
     end_after_chunks: Count | None = None
     hang_after_chunks: Count | None = None

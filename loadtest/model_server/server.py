@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import zlib
 
 import orjson
@@ -23,6 +24,8 @@ CALLS: dict[str, Kind] = {
     "/v1/completions": "text",
     "/v1/embeddings": "embedding",
 }
+BAD_INPUT = "\x00bad"
+_AZURE = re.compile(r"/openai/deployments/[^/]+(/chat/completions|/completions|/embeddings)")
 PAGES = {
     "/v1/models": "GET",
     "/health": "GET",
@@ -51,7 +54,10 @@ class ModelServer:
         loop = asyncio.get_running_loop()
         host, port = self._settings.host, self._settings.port
         self._server = await loop.create_server(
-            lambda: Connection(self.handle, self._peers), host, port, backlog=1024
+            lambda: Connection(self.handle, self._peers, self._settings.keep_alive_s),
+            host,
+            port,
+            backlog=1024,
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -64,7 +70,7 @@ class ModelServer:
         self._log.close()
 
     async def handle(self, request: Request, exchange: Exchange) -> None:
-        kind = CALLS.get(request.path)
+        kind = CALLS.get(request.path) or azure_kind(request)
         allowed = PAGES.get(request.path) if kind is None else "POST"
         if allowed is None:
             await _refuse(exchange, 404, f"there is no {request.path}", "not_found")
@@ -76,7 +82,13 @@ class ModelServer:
             await self._attempt(kind, request, exchange)
 
     async def _attempt(self, kind: Kind, request: Request, exchange: Exchange) -> None:
-        attempt = Attempt(_text(request, b"x-request-id"), request.path, _text(request, b"traceparent"))
+        others = _text(request, b"x-chimera-attempts") or ""
+        attempt = Attempt(
+            _text(request, b"x-request-id"),
+            request.path,
+            _text(request, b"traceparent"),
+            tuple(filter(None, others.split(","))),
+        )
         self._log.begin(attempt)
         try:
             attempt.outcome = await self._answer(kind, request, exchange, attempt)
@@ -95,6 +107,8 @@ class ModelServer:
         attempt.marker = fields.get("x_marker")
         attempt.stream = fields.get("stream") is True
         call = call_of(kind, fields, self._scripts.behaviour(fields.get("x_script")))
+        if kind == "embedding":
+            self._check_inputs(call)
         attempt.tokens_in = call.tokens_in
         await self._slots.take()
         try:
@@ -102,6 +116,13 @@ class ModelServer:
             return await play(Stage(call, self._settings, exchange, pace, attempt))
         finally:
             self._slots.give_back()
+
+    def _check_inputs(self, call: Call) -> None:
+        """A text with this in it is a bad input, which fails the whole call, as it does with OpenAI."""
+        if any(BAD_INPUT in text for text in call.prompts):
+            raise CallError(f"an input has {BAD_INPUT!r} in it", "input")
+        if len(call.prompts) > self._settings.most_inputs:
+            raise CallError(f"more than {self._settings.most_inputs} inputs", "input")
 
     def _draw(self, call: Call) -> random.Random | None:
         """Jitter depends on seed and prompt, not on the order in which requests arrive."""
@@ -136,6 +157,13 @@ class ModelServer:
             self._log.clear()
             self._scripts.clear()
         return {"status": "ok"}
+
+
+def azure_kind(request: Request) -> Kind | None:
+    """The call, where the request is as Azure OpenAI wants it: deployment, version and its own key header."""
+    found = _AZURE.fullmatch(request.path)
+    asked = "api-version=" in request.query and b"api-key" in request.headers
+    return CALLS["/v1" + found[1]] if found and asked and b"authorization" not in request.headers else None
 
 
 def _text(request: Request, name: bytes) -> str | None:

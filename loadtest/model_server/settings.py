@@ -21,6 +21,8 @@ class ServerSettings(BaseModel):
     seed: int = 0
     slots: int = Field(default=0, ge=0, description="requests in work at once, the rest queue; 0: no limit")
     embedding_dimensions: int = Field(default=64, ge=1, le=8192)
+    keep_alive_s: float = Field(default=0.0, ge=0, description="idle connections are closed; 0: never")
+    most_inputs: int = Field(default=2048, ge=1, description="of an embeddings call; more are refused")
     kept_attempts: int = Field(default=200_000, ge=1, description="ended attempts that /log remembers")
 
     chunks: int = Field(default=8, ge=0, description="content chunks of an answer that is not scripted")
