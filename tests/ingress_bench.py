@@ -238,6 +238,7 @@ async def ingress_bench(
         publisher=FakePublisher(bus),
         results=FakeLogReader(bus, topic=names.results, partitions=[partition]),
         replies=FakeLogReader(bus, topic=names.replies, partitions=[partition]),
+        fleet_log=FakeLogReader(bus, topic=names.fleet, partitions=[0]),
         submissions=FakeGroupSource(bus, topic=names.submissions, group=names.submissions_group),
         blobs=DirectoryBlobStore(directory / "blobs", FLEET.prefix),
         keys=SqlIdempotencyStore(database),

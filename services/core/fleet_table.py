@@ -10,9 +10,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from schemas.fleet_messages import FleetMessage, PoolMode, PoolOrder, WorkerBeat
+from services.core.fleet import Fleet, Pool
 
 DEAD_AFTER_S = 3.0
 ADOPT_AFTER_S = 30.0
+FORGET_AFTER_S = 600.0
+STALL_SLACK_S = 5.0
+
+
+def stall_bounds(fleet: Fleet) -> Mapping[str, float]:
+    """For `stalled_after_s`: how long a healthy worker of each pool may be without a token."""
+    return {pool.name: _longest_silence_s(pool) + STALL_SLACK_S for pool in fleet.pools}
+
+
+def _longest_silence_s(pool: Pool) -> float:
+    """Its guards end a try that is silent for longer; the slack is for them to be seen to do it."""
+    limits = pool.timeouts
+    whole = not pool.streaming or "embeddings" in pool.features or "embed" in pool.capabilities
+    if whole or pool.backend in ("http", "mcp"):
+        return limits.total_s
+    return max(limits.first_token_s, limits.idle_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +71,23 @@ class FleetTable:
         }
         self._last_ready_s = {pool: at_s + seconds for pool, at_s in self._last_ready_s.items()}
 
+    def resumed(self, now_s: float, grace_s: float) -> None:
+        """Reading goes on: who lived has `grace_s` more to be heard, for it may have to connect again."""
+        self._members = {
+            name: Member(member.beat, max(member.heard_s, now_s) + grace_s)
+            if now_s - member.heard_s < self._dead_after_s
+            else member
+            for name, member in self._members.items()
+        }
+
+    def forget(self, now_s: float, after_s: float = FORGET_AFTER_S) -> None:
+        """Drops who was silent for so long."""
+        for name, member in tuple(self._members.items()):
+            if now_s - member.heard_s >= after_s:
+                self._remove(name)
+
     def members(self) -> Iterable[Member]:
-        """All that ever beat and did not leave, dead ones too."""
+        """All that ever beat and did not leave, dead ones too, until they are forgotten."""
         return tuple(self._members.values())
 
     def member(self, worker: str) -> Member | None:
@@ -65,6 +97,10 @@ class FleetTable:
         """Heard of once, and then silent or without progress for too long. False for whom nobody heard of."""
         member = self._members.get(worker)
         return member is not None and not self._alive(member, now_s)
+
+    def dead(self, now_s: float) -> list[Member]:
+        """All that `is_dead` holds for."""
+        return [member for member in self._members.values() if not self._alive(member, now_s)]
 
     def alive(self, pool: str, now_s: float) -> list[WorkerBeat]:
         """Workers of a pool that are not dead, whatever their state."""
@@ -99,20 +135,24 @@ class FleetTable:
         return self._orders.get(pool)
 
     def _beat(self, worker: str, beat: WorkerBeat | None, now_s: float) -> None:
-        old = self._members.pop(worker, None)
-        if old is not None:
-            for lane, partitions in old.beat.owns.items():
-                for partition in partitions:
-                    if self._owners.get((lane, partition)) == worker:
-                        del self._owners[lane, partition]
+        self._remove(worker)
         if beat is None:
             return
         self._members[worker] = Member(beat, now_s)
         if beat.state != "draining":
-            self._last_ready_s[beat.pool] = now_s
+            self._last_ready_s[beat.pool] = max(now_s, self._last_ready_s.get(beat.pool, now_s))
         for lane, partitions in beat.owns.items():
             for partition in partitions:
                 self._owners[lane, partition] = worker
+
+    def _remove(self, worker: str) -> None:
+        old = self._members.pop(worker, None)
+        if old is None:
+            return
+        for lane, partitions in old.beat.owns.items():
+            for partition in partitions:
+                if self._owners.get((lane, partition)) == worker:
+                    del self._owners[lane, partition]
 
     def _alive(self, member: Member, now_s: float) -> bool:
         silent_s = now_s - member.heard_s

@@ -57,6 +57,7 @@ def _parts(settings: IngressSettings, fleet: Fleet, database: Database) -> Ingre
         publisher=KafkaPublisher(bootstrap, traits, client_id="chimera-ingress"),
         results=_reader(bootstrap, traits, names.results, partition, "results"),
         replies=_reader(bootstrap, traits, names.replies, partition, "replies"),
+        fleet_log=_reader(bootstrap, traits, names.fleet, 0, "control"),
         submissions=_submissions(bootstrap, traits, names),
         blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),
         keys=SqlIdempotencyStore(database),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import structlog
 
 from schemas.topics import DURABLE_RETENTION_MS, TopicNames
 from services.core.fleet import Fleet
+from services.core.fleet_table import FleetTable, stall_bounds
 from services.core.placement import RandomUnit, stable_partition
 from services.ingress.app import build_app
 from services.ingress.calls import CallPorts, ModelCalls
@@ -23,6 +25,7 @@ from services.ingress.metrics import IngressMetrics
 from services.ingress.settings import IngressKnobs
 from services.ingress.submissions import SubmissionPorts, Submissions
 from services.ports import BlobStore, GroupSource, IdempotencyStore, LogReader, Publisher
+from services.runtime.fleet_view import FleetView
 from services.runtime.health import serving
 
 _log = structlog.get_logger("chimera.ingress")
@@ -38,6 +41,7 @@ class IngressParts:
     publisher: Publisher
     results: LogReader
     replies: LogReader
+    fleet_log: LogReader
     submissions: GroupSource
     blobs: BlobStore
     keys: IdempotencyStore
@@ -45,6 +49,7 @@ class IngressParts:
     drain_s: float = 30.0
     knobs: IngressKnobs = IngressKnobs()  # noqa: RUF009 - frozen
     random_unit: RandomUnit = random.random
+    steady_s: Callable[[], float] = time.monotonic
 
 
 def instance_partition(instance: str, fleet: Fleet) -> int:
@@ -60,6 +65,8 @@ class Ingress:
         self._connected = False
         self._ended = asyncio.Event()
         self.inbox = Inbox(parts.results, parts.replies)
+        table = FleetTable(stalled_after_s=stall_bounds(parts.fleet))
+        self.view = FleetView(parts.fleet_log, table, parts.steady_s)
         names = TopicNames(parts.fleet.prefix)
         self.dispatcher = Dispatcher(
             parts.publisher,
@@ -89,7 +96,7 @@ class Ingress:
 
     def shown(self) -> Mapping[str, bool]:
         """What is down without a chat being the worse for it: said in readiness, not part of it."""
-        return {"submissions": self.submissions.joined}
+        return {"submissions": self.submissions.joined, "fleet": self.view.caught_up.is_set()}
 
     async def run(self) -> None:
         """Connects, then reads until `close`. Raises what a reader failed with."""
@@ -99,9 +106,10 @@ class Ingress:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.inbox.run())
             group.create_task(self.submissions.run())
-            ageing = group.create_task(self._age_blobs())
+            endless = [group.create_task(self._age_blobs()), group.create_task(self.view.run())]
             await self._ended.wait()
-            ageing.cancel()
+            for task in endless:
+                task.cancel()
 
     async def _age_blobs(self) -> None:
         """No task, and no record about one, lives longer than the lanes keep it: nor does its blob."""

@@ -7,7 +7,8 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -18,14 +19,18 @@ from services.adapters.database.engine import Database
 from services.adapters.database.migrate import migrate
 from services.adapters.database.store import SqlBookkeeperStore
 from services.adapters.kafka.group_source import GroupTimings, KafkaGroupSource
+from services.adapters.kafka.log_reader import KafkaLogReader
 from services.adapters.kafka.publisher import KafkaPublisher
 from services.adapters.kafka.traits import traits_of
 from services.adapters.telemetry import setup_logging
+from services.core.fleet import Fleet
+from services.core.fleet_table import FleetTable, stall_bounds
 from services.core.life.rows import LifeLimits
 from services.orchestrator.bookkeeper import Bookkeeper
 from services.orchestrator.settings import OrchestratorSettings
 from services.ports import StoreError
 from services.runtime.fleet_file import load_fleet
+from services.runtime.fleet_view import FleetView
 from services.runtime.health import health_app, serving
 from services.runtime.lifecycle import load_settings, run_service, stop_event
 
@@ -59,20 +64,52 @@ async def _main() -> None:
         try:
             if not await _started(publisher, stop):
                 return
-            bookkeeper = Bookkeeper(
-                _source(settings, TopicNames(fleet.prefix)),
-                publisher,
-                SqlBookkeeperStore(database, LifeLimits(max_tries=fleet.max_tries)),
-                TopicNames(fleet.prefix),
-                settings.knobs(),
-                blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),
-                steady=time.monotonic,
-                wall_ms=lambda: time.time_ns() // 1_000_000,
-            )
-            await bookkeeper.run(stop)
+            bookkeeper = _bookkeeper(settings, fleet, publisher, database)
+            async with _followed(_view(settings, fleet)):
+                await bookkeeper.run(stop)
         finally:
             await publisher.stop()
             await database.close()
+
+
+def _bookkeeper(
+    settings: OrchestratorSettings, fleet: Fleet, publisher: KafkaPublisher, database: Database
+) -> Bookkeeper:
+    names = TopicNames(fleet.prefix)
+    return Bookkeeper(
+        _source(settings, names),
+        publisher,
+        SqlBookkeeperStore(database, LifeLimits(max_tries=fleet.max_tries)),
+        names,
+        settings.knobs(),
+        blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),
+        steady=time.monotonic,
+        wall_ms=lambda: time.time_ns() // 1_000_000,
+    )
+
+
+def _view(settings: OrchestratorSettings, fleet: Fleet) -> FleetView:
+    traits = traits_of(settings.broker)
+    reader = KafkaLogReader(
+        settings.kafka_bootstrap_servers,
+        traits,
+        topic=TopicNames(fleet.prefix).fleet,
+        partitions=[0],
+        client_id=f"bookkeeper-{_instance(settings)}-fleet",
+        fetch_max_wait_ms=traits.fetch_max_wait_ms["control"],
+    )
+    return FleetView(reader, FleetTable(stalled_after_s=stall_bounds(fleet)), time.monotonic)
+
+
+@asynccontextmanager
+async def _followed(view: FleetView) -> AsyncIterator[None]:
+    """Reads `fleet` while the body runs."""
+    following = asyncio.create_task(view.run())
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 async def _migrated(url: str, stop: asyncio.Event) -> bool:

@@ -65,7 +65,7 @@ async def _serve(settings: WorkerSettings, fleet: Fleet, pool: Pool) -> None:
         worker = PoolWorker(pool, fleet, worker_id, parts, settings.knobs(), metrics)
         metrics.watch(worker.in_flight, worker.held)
         producers = {"durable": parts.durable, "chunks": parts.chunks}
-        REGISTRY.register(SendFaults(pool.name, producers, worker.chunks_dropped))
+        REGISTRY.register(SendFaults(pool.name, producers, worker.chunks_dropped, worker.beats_unsent))
         probe = _Probe(backend, pool, worker)
         app = health_app(alive=_Alive(worker, worker_id), ready=probe)
         await stack.enter_async_context(serving(app, host=settings.health_host, port=settings.health_port))
@@ -94,7 +94,7 @@ class _Alive:
     async def __call__(self) -> tuple[bool, Mapping[str, Any]]:
         worker = self._worker
         shown = {"worker": self._worker_id, "in_flight": worker.in_flight(), "held": worker.held()}
-        return worker.alive(), shown
+        return worker.alive(), {**shown, "gate": worker.gate()}
 
 
 class _Probe:
@@ -116,7 +116,7 @@ class _Probe:
     async def __call__(self) -> tuple[bool, Mapping[str, Any]]:
         answered = self._answered or self._worker.backend_answered()
         checks = {**self._worker.ready(), "backend_answered": answered}
-        return all(checks.values()), checks
+        return all(checks.values()), {**checks, "gate": self._worker.gate()}
 
 
 def _pool(settings: WorkerSettings, fleet: Fleet) -> Pool:

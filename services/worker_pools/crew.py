@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from schemas.messages import CancelTask
 from schemas.topics import TopicNames
 from services.core.fleet import Fleet, Pool
-from services.core.fleet_table import FleetTable
 from services.core.retry import RetryPolicy
 from services.runtime.fleet_view import FleetView
 from services.worker_pools.backends import Backends
@@ -21,6 +20,7 @@ from services.worker_pools.gate import Gate
 from services.worker_pools.handover import HandOver
 from services.worker_pools.held import Position
 from services.worker_pools.parts import WorkerParts
+from services.worker_pools.presence import Presence, present
 from services.worker_pools.reports import Reports
 from services.worker_pools.serving import Serving
 from services.worker_pools.settings import WorkerKnobs
@@ -60,7 +60,12 @@ class Crew:
     slots: Slots
     hand_over: HandOver
     control: Control
-    view: FleetView
+    presence: Presence
+
+    @property
+    def view(self) -> FleetView:
+        """The fleet as this worker sees it."""
+        return self.presence.view
 
 
 def assembled(
@@ -75,6 +80,7 @@ def assembled(
     pool, fleet, names = identity.pool, identity.fleet, identity.names
     gate, budget = Gate("starting"), SlotBudget(pool)
     backlog = Backlog(fleet.weights, knobs.held_tasks, knobs.held_bytes)
+    presence = present(identity.worker, pool, fleet, parts, knobs, gate, budget, backlog)
     desk = Desk(backlog, parts.clock, done)
     reports = Reports(parts.durable, names, identity.worker, parts.clock, knobs)
     pump = ChunkPump(parts.chunks, names.replies, knobs.chunk_backlog, knobs.chunk_backlog_bytes)
@@ -82,8 +88,10 @@ def assembled(
     endings = Endings(desk, reports, parts.blobs, parts.clock, parts.uniform, policy)
     backends = Backends(pool.base_urls, parts.uniform)
     starts = Starts(pool, reports, parts.blobs, parts.clock, parts.new_attempt)
-    tries = Tries(pool, parts.model, backends, pump, parts.clock, knobs)
+    tries = Tries(pool, parts.model, backends, pump, parts.clock, knobs, presence.progress)
     serving = Serving(desk, reports, endings, starts, tries, parts.clock, metrics.ended)
+    slots = Slots(budget, gate, backlog, serving, endings, parts.clock, knobs)
+    presence.profile.in_flight = lambda: slots.in_flight
     return Crew(
         gate=gate,
         budget=budget,
@@ -94,8 +102,8 @@ def assembled(
         endings=endings,
         backends=backends,
         serving=serving,
-        slots=Slots(budget, gate, backlog, serving, endings, parts.clock, knobs),
+        slots=slots,
         hand_over=HandOver(desk, reports, parts.blobs, parts.clock, knobs),
         control=Control(parts.control, parts.clock, knobs, cancel),
-        view=FleetView(parts.fleet, FleetTable(), parts.steady_s),
+        presence=presence,
     )

@@ -88,6 +88,11 @@ class Lane:
             self._source.position(partition) is not None for partition in self._source.assignment()
         )
 
+    @property
+    def owned(self) -> tuple[int, ...]:
+        """The partitions that are this worker's now."""
+        return tuple(sorted(self._source.assignment()))
+
     # AssignmentListener
 
     async def revoked(self, partitions: Collection[int]) -> None:

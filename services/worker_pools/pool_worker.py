@@ -57,6 +57,9 @@ class PoolWorker:
             priority: Lane(priority, names.lane_group(pool.name, priority), source, self, parts.clock, knobs)
             for priority, source in parts.lanes.items()
         }
+        crew.presence.profile.owns = lambda: {
+            names.lane(pool.name, priority): lane.owned for priority, lane in self._lanes.items()
+        }
         self._limbo: dict[str, list[Held]] = {}
         self._odd: set[tuple[str, int, int]] = set()
         self._stop = asyncio.Event()
@@ -72,6 +75,7 @@ class PoolWorker:
         """What must hold before this worker is of use, by name."""
         return {
             "control_read": self._control.caught_up.is_set(),
+            "fleet_read": self._crew.presence.view.caught_up.is_set(),
             "lanes_assigned": all(lane.ready() for lane in self._lanes.values()),
             "not_draining": not self._stop.is_set(),
         }
@@ -85,6 +89,13 @@ class PoolWorker:
     def backend_answered(self) -> bool:
         """Whether a try of this worker ever got an answer."""
         return self._crew.serving.answered
+
+    def gate(self) -> tuple[str, ...]:
+        """Why nothing starts here, if anything keeps it."""
+        return self._crew.gate.reasons
+
+    def beats_unsent(self) -> int:
+        return self._crew.presence.beats.unsent
 
     def in_flight(self) -> int:
         return self._slots.in_flight
@@ -102,13 +113,14 @@ class PoolWorker:
             for loop in (
                 self._read_control(),
                 self._crew.pump.run(),
-                self._crew.view.run(),
+                self._crew.presence.view.run(),
+                self._crew.presence.beats.run(),
                 self._tick_forever(),
             )
         ]
         stopping = asyncio.create_task(event_set(self._stop))
         try:
-            caught_up = asyncio.create_task(event_set(self._control.caught_up))
+            caught_up = asyncio.create_task(self._all_read())
             await first_of(caught_up, stopping, *loops)
             caught_up.cancel()
             if not self._stop.is_set():
@@ -120,6 +132,11 @@ class PoolWorker:
         finally:
             stopping.cancel()
             await self._end(loops)
+
+    async def _all_read(self) -> None:
+        """Cancels, and whether the pool is paused, are known before anything starts."""
+        await self._control.caught_up.wait()
+        await self._crew.presence.view.caught_up.wait()
 
     async def _read_control(self) -> None:
         await self._control.start()
@@ -149,6 +166,7 @@ class PoolWorker:
             await lane.leave()
         await self._reports.close(0)
         await self._control.stop()
+        await self._crew.presence.beats.leave()
 
     # LaneOwner
 
@@ -222,6 +240,7 @@ class PoolWorker:
             else:
                 self._desk.drop(held)
         self._slots.fill()
+        self._crew.presence.beats.changed()
 
     def _done(self, position: Position) -> None:
         self._lanes[position.priority].offsets.done(position.place)

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from services.runtime.settings import ServiceSettings
 
+_LEAST_BEAT_S = 0.2  # however small the scale: what others wait for a beat is not scaled
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerKnobs:
@@ -28,6 +30,8 @@ class WorkerKnobs:
     drain_s: float = 30.0
     settle_s: float = 5.0  # after the drain: for acknowledgements still under way
     tick_s: float = 0.25
+    beat_s: float = 1.0  # between heartbeats on `fleet`; who is silent for 3 s is dead to others
+    beat_timeout_s: float = 1.0
     poll_ms: int = 250
     poll_records: int = 500
     held_tasks: int = 10_000
@@ -48,6 +52,7 @@ class WorkerKnobs:
             hold_s=self.hold_s * factor,
             renew_s=self.renew_s * factor,
             tick_s=self.tick_s * factor,
+            beat_s=max(_LEAST_BEAT_S, self.beat_s * factor),
             poll_ms=max(20, int(self.poll_ms * factor)),
         )
 

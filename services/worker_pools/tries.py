@@ -22,6 +22,7 @@ from services.worker_pools.answer_stream import AnswerStream
 from services.worker_pools.backends import Backends
 from services.worker_pools.chunk_sender import ChunkPump, ChunkSender
 from services.worker_pools.held import Held
+from services.worker_pools.progress import Progress
 from services.worker_pools.settings import WorkerKnobs
 from services.worker_pools.starts import Ready
 from services.worker_pools.try_watch import TryWatch, Verdict
@@ -65,8 +66,10 @@ class Tries:
         pump: ChunkPump,
         clock: Clock,
         knobs: WorkerKnobs,
+        progress: Progress,
     ) -> None:
         self._pool = pool
+        self._progress = progress
         self._client = client
         self._backends = backends
         self._pump = pump
@@ -92,14 +95,16 @@ class Tries:
         sender = self._sender(held, task, run)
         stream = AnswerStream(task, body, pool.model, run.started_ms // 1000, sender)
         sent = backend_body(body, pool, streaming=streaming)
-        attempt = _Attempt(stream, guards, watch, announce, announced=sender is None)
+        attempt = _Attempt(stream, guards, watch, announce, self._progress.moved, announced=sender is None)
         base_url = self._backends.take(held.failed_at)
         path = PATHS[task.kind]
         call = ModelCall(base_url, path, sent, run.attempt, streaming, pool.timeouts, headers)
         watch.guard(guards.due)
         timer = loop.call_later(self._knobs.announce_s, announce)
         try:
-            failure = await attempt.follow(self._client, call, embedding=task.kind == "embedding")
+            with self._progress.running(held.task_id) as outcome:
+                failure = await attempt.follow(self._client, call, embedding=task.kind == "embedding")
+                outcome.failure = None if failure is None else failure.kind
         finally:
             watch.finish()
             timer.cancel()
@@ -153,9 +158,11 @@ class _Attempt:
         guards: StreamGuards,
         watch: TryWatch,
         announce: Callable[[], None],
+        moved: Callable[[], None],
         *,
         announced: bool,
     ) -> None:
+        self._moved = moved
         self.stream = stream
         self.guards = guards
         self.watch = watch
@@ -199,6 +206,7 @@ class _Attempt:
         if not pieces:
             return
         self.guards.saw(pieces, asyncio.get_running_loop().time())
+        self._moved()
         if first:
             self.watch.rearm()
             if not self._announced:
