@@ -20,6 +20,7 @@ from services.cli.loadtest import loadtest_app
 from services.cli.processes import StateDir
 from services.cli.run_record import stop_run
 from services.cli.schemas import schemas_app
+from services.cli.task import task_app
 from services.cli.topics import topics_app
 from services.cli.up import Up, UpError, UpOptions
 from services.ports import BusError
@@ -31,6 +32,7 @@ app.command(topics_app)
 app.command(loadtest_app)
 app.command(schemas_app)
 app.command(dead_app)
+app.command(task_app)
 console = Console(highlight=False, soft_wrap=True)
 
 StateOption = Annotated[

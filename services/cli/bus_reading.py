@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from schemas.codec import SchemaError, Unknown, decode_fleet
+from schemas.headers import to_text
+from services.adapters.kafka.assignment import GroupTopic, committed
+from services.adapters.kafka.faults import LIBRARY_FAULTS, bus_error
 from services.adapters.kafka.log_reader import KafkaLogReader
 from services.adapters.kafka.publisher import KafkaPublisher
 from services.cli.running_fleet import RunningFleet
+from services.core.fleet_table import FleetTable, stall_bounds
 from services.ports import InRecord, StartAt
 
 _POLL_MS = 250
+_ADMIN_TIMEOUT_S = 10.0
 
 
 async def read_topic(running: RunningFleet, topic: str, partitions: int = 1) -> list[InRecord]:
@@ -31,6 +37,31 @@ async def read_topic(running: RunningFleet, topic: str, partitions: int = 1) -> 
         return records
     finally:
         await reader.stop()
+
+
+async def read_fleet(running: RunningFleet) -> FleetTable:
+    """The table of `fleet` as of now, on the wall clock of the broker's record times. Raises BusError."""
+    table = FleetTable(stalled_after_s=stall_bounds(running.fleet))
+    for record in await read_topic(running, running.names.fleet):
+        if record.key is None:
+            continue
+        try:
+            message = None if record.value is None else decode_fleet(to_text(record.headers), record.value)
+        except SchemaError:
+            continue
+        if not isinstance(message, Unknown):
+            table.apply(record.key.decode("utf-8", "replace"), message, record.timestamp_ms / 1000)
+    return table
+
+
+async def committed_offsets(running: RunningFleet, group: str, topic: str) -> dict[int, int]:
+    """The next offset of each partition by what the group committed. Raises BusError."""
+    place = GroupTopic(running.bootstrap_servers, running.traits, topic, group, "chimera-cli")
+    try:
+        found = await committed(place, range(running.fleet.partitions), _ADMIN_TIMEOUT_S)
+    except LIBRARY_FAULTS as fault:
+        raise bus_error(f"offsets of {group}", fault) from fault
+    return {partition: offset for partition, (offset, _) in found.items()}
 
 
 @asynccontextmanager

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from typing import Any
 
-import orjson
 import pytest
 
 from services.core.dead_letters import replay_id
+from tests.e2e.command import chimera
 from tests.e2e.fault_fleet import ask, body, everything
 from tests.e2e.staged import Scripted, new_marker, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-async def chimera(fleet: Scripted, *arguments: str) -> Any:
-    """What the command prints as JSON."""
-    stage = fleet.stage
-    environment = {
-        "CHIMERA_KAFKA_BOOTSTRAP_SERVERS": stage.bootstrap_servers,
-        "CHIMERA_BROKER": stage.options.broker,
-        "CHIMERA_FLEET_FILE": str(stage.state.fleet_file),
-        "CHIMERA_BLOB_DIR": str(stage.state.path / "blobs"),
-        "PATH": "/usr/bin:/bin",
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli", *arguments, "--json"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-    )
-    out, error = await process.communicate()
-    assert process.returncode == 0, error.decode()
-    return orjson.loads(out)
 
 
 async def test_what_ran_out_of_tries_is_grouped_shown_and_done_once_more(fleet: Scripted) -> None:
@@ -47,20 +24,20 @@ async def test_what_ran_out_of_tries_is_grouped_shown_and_done_once_more(fleet: 
     tasks = {request: task for task, request in evidence.accepted.items()}
     old = [tasks[marker] for marker in markers]
 
-    groups = await chimera(fleet, "dead", "list", "--cause", "out of tries")
+    groups = await chimera(fleet.stage, "dead", "list", "--cause", "out of tries")
     assert [group["cause"] for group in groups] == ["out of tries: server_error"]
     assert groups[0]["count"] >= 2
-    (letter,) = [one for one in await chimera(fleet, "dead", "list", "--each") if one["task"] == old[0]]
+    (letter,) = [one for one in await chimera(fleet.stage, "dead", "list", "--each") if one["task"] == old[0]]
     assert letter["tries"] == 3
-    shown = await chimera(fleet, "dead", "show", old[0])
+    shown = await chimera(fleet.stage, "dead", "show", old[0])
     assert markers[0] in shown["value"]
 
-    dry = await chimera(fleet, "dead", "replay", "--task-id", old[0], "--dry-run")
+    dry = await chimera(fleet.stage, "dead", "replay", "--task-id", old[0], "--dry-run")
     assert (dry["sent"], len(dry["replays"])) == (0, 1)
-    nothing = await chimera(fleet, "dead", "replay", "--task-id", old[0], "--budget-usd", "0")
+    nothing = await chimera(fleet.stage, "dead", "replay", "--task-id", old[0], "--budget-usd", "0")
     assert (nothing["sent"], nothing["left_out"]) == (0, 1)
     for _ in range(2):  # the same n twice is one task
-        sent = await chimera(fleet, "dead", "replay", "--task-id", old[0])
+        sent = await chimera(fleet.stage, "dead", "replay", "--task-id", old[0])
         assert sent["replays"] == [{"replay_of": old[0], "task_id": replay_id(old[0], 1)}]
 
     async def ended() -> list[tuple[str, Any]] | None:

@@ -67,6 +67,13 @@ async def _committed(
 ) -> dict[int, tuple[int, str]]:
     if place.traits.commit_metadata_bytes == 0:
         return {}
+    return await committed(place, partitions, timeout_s)
+
+
+async def committed(
+    place: GroupTopic, partitions: Collection[int], timeout_s: float
+) -> dict[int, tuple[int, str]]:
+    """Next offset and metadata that the group committed, by partition; -1 where it committed none."""
     admin = AIOKafkaAdminClient(
         bootstrap_servers=place.bootstrap_servers,
         client_id=f"{place.client_id}-commits",
