@@ -65,9 +65,7 @@ def server_properties(settings: NodeSettings) -> dict[str, str]:
         "share.coordinator.state.topic.min.isr": min_in_sync,
         # Committed offsets must outlive the longest deadline (7 d) and a day, even of a group that is away.
         "offsets.retention.minutes": str(14 * 24 * 60),
-        # After kill -9 a broker may register again only when its old session is over: 9 s by default.
-        "broker.session.timeout.ms": "2000",
-        "broker.heartbeat.interval.ms": "400",
+        **_sessions(len(settings.voters)),
         "group.initial.rebalance.delay.ms": "0",
         "log.cleaner.dedupe.buffer.size": "4194304",
         "num.network.threads": "2",
@@ -83,6 +81,14 @@ def _quorum(voters: Sequence[Node]) -> dict[str, str]:
         "controller.quorum.election.timeout.ms": "1000",
         "controller.quorum.fetch.timeout.ms": "2000",
     }
+
+
+def _sessions(nodes: int) -> dict[str, str]:
+    # After kill -9 a broker may register again only when its old session is over: 9 s by default. With others
+    # a session must outlast what a busy machine keeps a node from saying: each one lost moves leaders.
+    if nodes == 1:
+        return {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "400"}
+    return {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
 
 
 def properties_text(properties: dict[str, str]) -> str:
