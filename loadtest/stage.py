@@ -12,6 +12,7 @@ from typing import Self
 
 import psutil
 
+from infra.kafka.cluster import KafkaCluster
 from infra.kafka.node import KafkaNode
 from infra.local_broker import LocalBroker
 from infra.process import free_port
@@ -23,12 +24,12 @@ from services.cli.supervisor import Supervised, start_all
 from services.core.fleet import Fleet
 from services.runtime.fleet_file import parse_fleet, to_fleet
 
-Broker = LocalBroker | KafkaNode
+Broker = LocalBroker | KafkaNode | KafkaCluster
 
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """`fleet_text` is a fleet file; `database_url` None takes SQLite in the work folder."""
+    """`fleet_text` is a fleet file; `database_url` None takes SQLite in the work folder. `nodes`: of Kafka."""
 
     workdir: Path
     fleet_text: str
@@ -38,6 +39,7 @@ class StageOptions:
     more_topics: tuple[TopicSpec, ...] = ()
     benchmark: bool = False
     start_services: bool = True
+    nodes: int = 1
 
 
 class Stage:
@@ -68,6 +70,8 @@ class Stage:
     def _make_broker(self) -> Broker:
         if self.options.broker == "local":
             return LocalBroker(self.state.logs)
+        if self.options.nodes > 1:
+            return KafkaCluster(self.state.kafka, count=self.options.nodes, benchmark=self.options.benchmark)
         return KafkaNode.single(self.state.kafka, benchmark=self.options.benchmark)
 
     async def __aenter__(self) -> Self:
@@ -123,7 +127,8 @@ class Stage:
     def pids(self) -> dict[str, int]:
         """The processes of the fleet by name."""
         running = {name: service.pid for name, service in self.services.items()}
-        return {"broker": self.broker.pid, **{name: pid for name, pid in running.items() if pid is not None}}
+        brokers = self.broker.pids if isinstance(self.broker, KafkaCluster) else {"broker": self.broker.pid}
+        return {**brokers, **{name: pid for name, pid in running.items() if pid is not None}}
 
 
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:

@@ -22,14 +22,14 @@ app = App(name="model_server", help="A model server that answers by script, dela
 @app.default
 def serve(settings: Annotated[ServerSettings, Parameter(name="*")] = ServerSettings()) -> None:  # noqa: B008 - frozen
     """Run until SIGTERM or SIGINT."""
-    uvloop.run(_run(settings))
+    uvloop.run(run(ModelServer(settings), settings.port_file))
 
 
-async def _run(settings: ServerSettings) -> None:
-    server = ModelServer(settings)
+async def run(server: ModelServer, port_file: Path | None) -> None:
+    """Serves until SIGTERM or SIGINT; `port_file` gets the port once it listens."""
     await server.start()
-    if settings.port_file is not None:
-        _tell(settings.port_file, server.port)
+    if port_file is not None:
+        _tell(port_file, server.port)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
