@@ -7,31 +7,50 @@ body travels as the client's own bytes, so these keys go on to the backend with 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from schemas.messages import Objective
+from schemas.messages import Affinity, DataPolicy, Objective
 from schemas.topics import LONGEST_DEADLINE_MS, PRIORITIES, Priority
 from services.core.field_checks import Refusal, expected
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-_NAMES = ("priority", "objective", "deadline_ms", "session_id", "required_capabilities")
+AFFINITIES: tuple[Affinity, ...] = get_args(Affinity)
+DATA_POLICIES: tuple[DataPolicy, ...] = get_args(DataPolicy)
+TENANT_HEADER = "x-chimera-tenant"
+DEFAULT_TENANT = "default"
+_NAMES = (
+    "priority",
+    "objective",
+    "deadline_ms",
+    "session_id",
+    "required_capabilities",
+    "affinity",
+    "data_policy",
+)
 _METADATA_PREFIX = "chimera_"
 _CAPABILITY = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MOST_CAPABILITIES = 16
 _MOST_SESSION_CHARACTERS = 128
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """`deadline_ms` is relative to the arrival, as the caller says it; None leaves it to the priority."""
+    """`deadline_ms` is relative to the arrival, as the caller says it; None leaves it to the priority.
+
+    affinity: what the session's own worker is worth: a wait (sticky), a look (soft), nothing (off).
+    data_policy: `local` keeps the request from pools whose provider is outside.
+    """
 
     priority: Priority = "interactive"
     objective: Objective = "balanced"
     deadline_ms: int | None = None
     session_id: str | None = None
     required_capabilities: tuple[str, ...] = ()
+    affinity: Affinity = "soft"
+    data_policy: DataPolicy = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,17 @@ def read_options(headers: Mapping[str, str], metadata: Mapping[str, Any]) -> Cal
     return CallOptions(**values) if values else _DEFAULTS
 
 
+def read_tenant(headers: Mapping[str, str], *, trusted: bool) -> str | Refusal:
+    """Whose call it is. Only where a gateway in front authenticated it does the header say so."""
+    value = headers.get(TENANT_HEADER) if trusted else None
+    if value is None:
+        return DEFAULT_TENANT
+    tenant = value.strip()
+    if _TENANT.fullmatch(tenant):
+        return tenant
+    return expected(TENANT_HEADER, "1 to 128 letters, digits or . _ : @ / -, the first a letter or digit")
+
+
 def _said(name: str, headers: Mapping[str, str], metadata: Mapping[str, Any]) -> _Said | None:
     header = _HEADER_NAMES[name]
     value = headers.get(header)
@@ -82,10 +112,11 @@ def _priority(said: _Said) -> Any:
     )
 
 
-def _objective(said: _Said) -> Any:
-    if said.value in OBJECTIVES:
-        return said.value
-    return expected(said.param, "one of " + ", ".join(OBJECTIVES))
+def _one_of(*values: str) -> Callable[[_Said], Any]:
+    def read(said: _Said) -> Any:
+        return said.value if said.value in values else expected(said.param, "one of " + ", ".join(values))
+
+    return read
 
 
 def _deadline(said: _Said) -> Any:
@@ -115,8 +146,10 @@ _DEFAULTS = CallOptions()
 _HEADER_NAMES = {name: "x-chimera-" + name.replace("_", "-") for name in _NAMES}
 _READERS = {
     "priority": _priority,
-    "objective": _objective,
+    "objective": _one_of(*OBJECTIVES),
     "deadline_ms": _deadline,
     "session_id": _session,
     "required_capabilities": _capabilities,
+    "affinity": _one_of(*AFFINITIES),
+    "data_policy": _one_of(*DATA_POLICIES),
 }

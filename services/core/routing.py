@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.messages import Objective, TaskKind, Usage
+from schemas.messages import DataPolicy, Objective, TaskKind, Usage
 from services.core.fleet import Pool
+from services.core.fleet_load import GONE, NOTHING_KNOWN, READY, PoolState
+from services.core.work_size import USUAL_OUTPUT_TOKENS
 
 AUTO = "auto"
-_USUAL_OUTPUT_TOKENS = 256  # for comparing prices where the caller sets no limit
 _KIND_CAPABILITY: Mapping[TaskKind, str] = {"chat": "chat", "completion": "chat", "embedding": "embed"}
 _KIND_FEATURE: Mapping[TaskKind, str] = {"completion": "completions"}
 
@@ -25,6 +26,7 @@ class Need:
     features: frozenset[str] = frozenset()
     input_tokens: int = 0
     output_tokens: int | None = None
+    data_policy: DataPolicy = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,16 @@ class NoneAble:
         return "; ".join(f"{pool} lacks {what}" for pool, what in self.lacking)
 
 
-Load = Mapping[str, int]
+Load = Mapping[str, PoolState]
+"""By the pool's name; of a pool that is not in it nothing is known."""
 Scorer = Callable[[Sequence[Pool], Need, Load], list[float]]
 
 
-def route(need: Need, pools: Sequence[Pool], in_flight: Load) -> Pool | UnknownModel | NoneAble:
-    """The pool for a task. `in_flight` counts tasks by pool name; a pool not in it has none."""
+def route(need: Need, pools: Sequence[Pool], load: Load) -> Pool | UnknownModel | NoneAble:
+    """The pool for a task, among the able ones of most use (`PoolState.rank`).
+
+    Where none that was asked for has a living worker, a fallback of theirs that takes work goes before them.
+    """
     named = candidates(need.model, pools)
     if not named:
         return UnknownModel()
@@ -55,7 +61,12 @@ def route(need: Need, pools: Sequence[Pool], in_flight: Load) -> Pool | UnknownM
     able = [pool for pool, what in lacking if what is None]
     if not able:
         return NoneAble(tuple((pool.name, what) for pool, what in lacking if what is not None))
-    return able[0] if len(able) == 1 else pick(able, need, in_flight)
+    best = min(_rank(pool, load) for pool in able)
+    if best == GONE:
+        able = _spares(able, need, pools, load) or able
+    else:
+        able = [pool for pool in able if _rank(pool, load) == best]
+    return able[0] if len(able) == 1 else pick(able, need, load)
 
 
 def candidates(model: str, pools: Sequence[Pool]) -> Sequence[Pool]:
@@ -65,30 +76,33 @@ def candidates(model: str, pools: Sequence[Pool]) -> Sequence[Pool]:
     return [pool for pool in pools if pool.name == model] or [pool for pool in pools if pool.model == model]
 
 
-def lacks(pool: Pool, need: Need) -> str | None:
+def lacks(pool: Pool, need: Need, *, whole: bool = False) -> str | None:
     """What a pool lacks for a need, or None.
 
-    Where the caller names a model, its kind and the estimated length are left to the backend, which knows.
+    Where the caller names a model, its kind and the estimated length are left to the backend, which knows;
+    `whole` looks at them all the same: for a pool that the caller did not name.
     """
+    whole = whole or need.model == AUTO
     offered = pool.capabilities | {pool.name}
-    wanted = need.capabilities
-    if need.model == AUTO and need.kind in _KIND_CAPABILITY:
+    wanted, features = need.capabilities, need.features
+    if whole and need.kind in _KIND_CAPABILITY:
         wanted = (_KIND_CAPABILITY[need.kind], *wanted)
-    features = need.features
-    if need.model == AUTO and need.kind in _KIND_FEATURE:
+    if whole and need.kind in _KIND_FEATURE:
         features = features | {_KIND_FEATURE[need.kind]}
     missing = [f"capability {name}" for name in wanted if name not in offered]
     missing += [f"feature {name}" for name in sorted(features) if name not in pool.features | offered]
     tokens = need.input_tokens + (need.output_tokens or 1)
-    if need.model == AUTO and tokens > pool.context_tokens:
+    if whole and tokens > pool.context_tokens:
         missing.append(f"context for about {tokens} tokens (it has {pool.context_tokens})")
+    if not pool.takes(need.data_policy):
+        missing.append("a backend of our own (the data policy is local)")
     return ", ".join(missing) or None
 
 
-def pick(pools: Sequence[Pool], need: Need, in_flight: Load) -> Pool:
+def pick(pools: Sequence[Pool], need: Need, load: Load) -> Pool:
     """The best by the objective's score; equals are told apart by their queue, then by their usual speed."""
-    scores = SCORERS[need.objective](pools, need, in_flight)
-    queues = fewest_queue_seconds(pools, need, in_flight)
+    scores = SCORERS[need.objective](pools, need, load)
+    queues = fewest_queue_seconds(pools, need, load)
     ranked = [
         (-round(score, 9), -round(queue, 9), pool.prior_seconds, position)
         for position, (pool, score, queue) in enumerate(zip(pools, scores, queues, strict=True))
@@ -96,17 +110,23 @@ def pick(pools: Sequence[Pool], need: Need, in_flight: Load) -> Pool:
     return pools[min(ranked)[-1]]
 
 
-def fewest_queue_seconds(pools: Sequence[Pool], _: Need, in_flight: Load) -> list[float]:
-    """1 for an empty pool, falling with the queue seconds per slot (tasks x usual seconds / slots)."""
-    return [1 / (1 + in_flight.get(p.name, 0) * p.prior_seconds / p.slots) for p in pools]
+def fewest_queue_seconds(pools: Sequence[Pool], _: Need, load: Load) -> list[float]:
+    """1 for an empty pool, falling with its queue seconds per slot."""
+    return [1 / (1 + load.get(pool.name, NOTHING_KNOWN).queue_s) for pool in pools]
 
 
 def cheapest(pools: Sequence[Pool], need: Need, _: Load) -> list[float]:
     """1 for the lowest estimated price of this request, 0 for the highest."""
-    usage = Usage(input_tokens=need.input_tokens, output_tokens=need.output_tokens or _USUAL_OUTPUT_TOKENS)
-    costs = [pool.price.cost_usd(usage, pool.prior_seconds) for pool in pools]
+    costs = [price_usd(pool, need) for pool in pools]
     low, high = min(costs), max(costs)
     return [1.0 if high == low else (high - cost) / (high - low) for cost in costs]
+
+
+def price_usd(pool: Pool, need: Need) -> float:
+    """What the request would cost there, as estimated."""
+    output_tokens = need.output_tokens or USUAL_OUTPUT_TOKENS
+    usage = Usage.model_construct(input_tokens=need.input_tokens, output_tokens=output_tokens)
+    return pool.price.cost_usd(usage, pool.prior_seconds)
 
 
 def strongest(pools: Sequence[Pool], _need: Need, _load: Load) -> list[float]:
@@ -119,3 +139,16 @@ SCORERS: Mapping[Objective, Scorer] = {
     "cost": cheapest,
     "quality": strongest,
 }
+
+
+def _rank(pool: Pool, load: Load) -> int:
+    return load.get(pool.name, NOTHING_KNOWN).rank
+
+
+def _spares(named: Sequence[Pool], need: Need, pools: Sequence[Pool], load: Load) -> list[Pool]:
+    names = {name for pool in named for name in pool.fallbacks}
+    return [
+        pool
+        for pool in pools
+        if pool.name in names and _rank(pool, load) == READY and lacks(pool, need, whole=True) is None
+    ]

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from schemas.messages import TaskSucceeded
 from services.core.admission import Admitted, BodyKind
-from services.core.call_options import read_options
+from services.core.call_options import read_options, read_tenant
 from services.core.field_checks import Refusal, expected
 from services.core.fleet import Fleet
 from services.core.placement import mint_for_partition, stable_partition
@@ -86,9 +86,12 @@ class ModelCalls:
         options = read_options(record.headers, admitted.metadata)
         if isinstance(options, Refusal):
             raise refused(options)
+        tenant = read_tenant(record.headers, trusted=self._ports.knobs.trust_tenant_header)
+        if isinstance(tenant, Refusal):
+            raise refused(tenant)
         key = _idempotency_key(kind, raw, record.headers)
         record.stage_done("auth")
-        pool = pool_for(kind, admitted, options, self._fleet, self._ports.dispatcher.load.by_pool)
+        pool = pool_for(kind, admitted, options, self._fleet, self._ports.dispatcher.fleet_load.pools())
         record.pool, record.model = pool.name, pool.model
         task_id = (
             self._mint()
@@ -111,6 +114,7 @@ class ModelCalls:
             streaming=admitted.stream,
             grace_s=self._ports.knobs.grace_s,
             key=key,
+            tenant=tenant,
         )
 
     async def _join_or_run(self, call: Call, key: IdempotencyKey, request: Request) -> Response:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from dataclasses import dataclass
 
 import orjson
 
@@ -13,37 +11,19 @@ from schemas.headers import TaskHeaders
 from schemas.messages import RunTask
 from schemas.payload import INLINE_LIMIT_BYTES, Claim, Payload
 from schemas.topics import TopicNames
-from services.core.placement import RandomUnit, lane_partition
+from services.core.fleet import Fleet
+from services.core.placement import RandomUnit, place
+from services.core.work_size import weighted_tokens
 from services.ingress.call import Call
 from services.ingress.closes import MOST_ACK_S, Background, Closes
+from services.ingress.fleet_load import FleetLoad, Lane, Load
 from services.ingress.tracing import WorkSpan
 from services.ports import BlobStore, BusError, OutRecord, Publisher
+from services.runtime.fleet_view import FleetView
 
 
 class NotAccepted(Exception):  # noqa: N818 - reads as the outcome it is
     """The broker did not acknowledge the task in time; whether it has it is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    topic: str
-    partition: int
-
-
-class Load:
-    """This replica's own tasks in flight: by pool for routing, by lane partition for placement."""
-
-    def __init__(self) -> None:
-        self.by_pool: Counter[str] = Counter()
-        self.by_lane: defaultdict[str, Counter[int]] = defaultdict(Counter)
-
-    def take(self, pool: str, lane: Lane) -> None:
-        self.by_pool[pool] += 1
-        self.by_lane[lane.topic][lane.partition] += 1
-
-    def release(self, pool: str, lane: Lane) -> None:
-        self.by_pool[pool] -= 1
-        self.by_lane[lane.topic][lane.partition] -= 1
 
 
 class Dispatcher:
@@ -52,31 +32,31 @@ class Dispatcher:
     def __init__(
         self,
         publisher: Publisher,
-        names: TopicNames,
-        partitions: int,
+        fleet: Fleet,
         blobs: BlobStore,
         random_unit: RandomUnit,
         instance: str,
         send_again_s: float,
+        view: FleetView | None = None,
     ) -> None:
         self._publisher = publisher
-        self._names = names
-        self._partitions = partitions
+        self._names = TopicNames(fleet.prefix)
         self._blobs = blobs
         self._random_unit = random_unit
         self.load = Load()
+        self.fleet_load = FleetLoad(fleet, self.load, view)
         self.background = Background()
-        self.closes = Closes(publisher, names, instance, send_again_s, self.background)
+        self.closes = Closes(publisher, self._names, instance, send_again_s, self.background)
 
     def bus_is_away(self) -> bool:
         """Whether a task would wait in vain: the broker is gone for longer than a send is waited for."""
         return self._publisher.away_s() >= MOST_ACK_S
 
     def lane_for(self, call: Call) -> Lane:
-        topic = self._names.lane(call.pool.name, call.options.priority)
-        counts = self.load.by_lane[topic]
-        chosen = lane_partition(self._partitions, counts, call.options.session_id, self._random_unit)
-        return Lane(topic, chosen)
+        options = call.options
+        topic = self._names.lane(call.pool.name, options.priority)
+        view = self.fleet_load.lane(topic)
+        return Lane(topic, place(view, options.session_id, options.affinity, self._random_unit))
 
     async def send(self, call: Call, body: Payload, lane: Lane) -> None:
         """Returns when the broker has the task, and so must answer for it. Raises NotAccepted."""
@@ -85,6 +65,8 @@ class Dispatcher:
             deadline_ms=call.deadline_ms,
             result_partition=call.result_partition,
             reply_partition=call.reply_partition,
+            tenant=call.tenant,
+            tokens=weighted_tokens(call.admitted.input_tokens, call.admitted.output_tokens),
         )
         await self.publish(_run_task(call, body), headers, lane, call.record.span)
 
@@ -122,7 +104,12 @@ def _run_task(call: Call, body: Payload) -> RunTask:
         model=call.admitted.model,
         stream=call.streaming,
         required_capabilities=options.required_capabilities,
+        features=tuple(sorted(call.admitted.features)),
+        input_tokens=call.admitted.input_tokens,
+        output_tokens=call.admitted.output_tokens,
+        data_policy=options.data_policy,
         session_id=options.session_id,
+        affinity=options.affinity,
         keep_answer=call.key is not None,
         arrived_ms=call.record.arrived_ms,
         body=body,

@@ -19,6 +19,7 @@ def pool_for(kind: BodyKind, admitted: Admitted, options: CallOptions, fleet: Fl
         features=admitted.features,
         input_tokens=admitted.input_tokens,
         output_tokens=admitted.output_tokens,
+        data_policy=options.data_policy,
     )
     routed = route(need, fleet.pools, load)
     if isinstance(routed, UnknownModel):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from schemas.topics import DURABLE_RETENTION_MS, TopicNames
+from schemas.topics import DURABLE_RETENTION_MS
 from services.core.fleet import Fleet
 from services.core.fleet_table import FleetTable, stall_bounds
 from services.core.placement import RandomUnit, stable_partition
@@ -67,15 +67,14 @@ class Ingress:
         self.inbox = Inbox(parts.results, parts.replies)
         table = FleetTable(stalled_after_s=stall_bounds(parts.fleet))
         self.view = FleetView(parts.fleet_log, table, parts.steady_s)
-        names = TopicNames(parts.fleet.prefix)
         self.dispatcher = Dispatcher(
             parts.publisher,
-            names,
-            parts.fleet.partitions,
+            parts.fleet,
             parts.blobs,
             parts.random_unit,
             parts.instance,
             parts.knobs.send_again_s,
+            self.view,
         )
         self.submissions = Submissions(
             SubmissionPorts(

@@ -27,6 +27,7 @@ class IngressKnobs:
     submissions_records: int = 16  # in a batch: their CPU time is what a chat may have to wait for
     submissions_in_flight: int = 64  # each up to a record in size; claimed bodies one at a time
     blobs_every_s: float = 3600.0  # between looks for blobs that have outlived every task
+    trust_tenant_header: bool = False
 
     def scaled(self, factor: float) -> IngressKnobs:
         """All waiting times by `factor`; counts and the time-outs of the broker's answers stay."""
@@ -51,6 +52,7 @@ class IngressSettings(ServiceSettings):
     insecure: bool = False  # allow an address beyond this machine although there are no keys yet
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65_535)
+    trust_tenant_header: bool = False  # whether `x-chimera-tenant` names the tenant: a gateway vouches for it
     instance_id: str = ""  # empty: host name and port; its hash names the partitions that are read
 
     @field_validator("host")
@@ -68,7 +70,8 @@ class IngressSettings(ServiceSettings):
         return self.instance_id or f"{socket.gethostname()}:{self.port}"
 
     def knobs(self) -> IngressKnobs:
-        return IngressKnobs().scaled(self.time_scale)
+        knobs = replace(IngressKnobs(), trust_tenant_header=self.trust_tenant_header)
+        return knobs.scaled(self.time_scale)
 
 
 def is_loopback(host: str) -> bool:

@@ -28,8 +28,11 @@ from schemas.payload import Payload
 from schemas.topics import TopicNames
 from services.core.fleet import Fleet
 from services.core.placement import stable_partition
+from services.core.routing import Load as PoolLoad
+from services.core.work_size import weighted_tokens
 from services.ingress.closes import MOST_ACK_S
-from services.ingress.dispatch import Dispatcher, Lane, NotAccepted
+from services.ingress.dispatch import Dispatcher, NotAccepted
+from services.ingress.fleet_load import Lane
 from services.ingress.settings import IngressKnobs
 from services.ingress.submitted import Odd, Routed, Submission, read_submission, route_submission
 from services.ingress.tracing import WorkSpan, taken_submission
@@ -174,7 +177,7 @@ class Submissions:
     async def _placed(self, found: Submission, span: WorkSpan) -> Failure | None:
         """Returns None once a lane has the task, else why none will; tries until its deadline."""
         while True:
-            load = self._ports.dispatcher.load.by_pool
+            load = self._ports.dispatcher.fleet_load.pools()
             try:
                 routed = await self._routed(found, load)
                 if isinstance(routed, Failure):
@@ -192,7 +195,7 @@ class Submissions:
                 )
                 return None
 
-    async def _routed(self, found: Submission, load: Mapping[str, int]) -> Routed | Failure:
+    async def _routed(self, found: Submission, load: PoolLoad) -> Routed | Failure:
         if found.task.body.claim is None:
             return await route_submission(found, self._fleet, load, self._ports.blobs, _now_ms())
         async with self._large:  # up to 8 MiB each
@@ -205,6 +208,8 @@ class Submissions:
             request_id=found.request_id,
             deadline_ms=routed.deadline_ms,
             result_partition=stable_partition(task.task_id, fleet.partitions),
+            tenant=task.tenant,
+            tokens=weighted_tokens(routed.admitted.input_tokens, routed.admitted.output_tokens),
         )
         # By session or by task, never by load: a second record of the task must meet the first.
         partition = stable_partition(task.session_id or task.task_id, fleet.partitions)
@@ -245,9 +250,14 @@ def _run_task(found: Submission, routed: Routed, body: Payload) -> RunTask:
         priority=task.priority,
         objective=task.objective,
         pool=routed.pool.name,
-        model=routed.model,
+        model=routed.admitted.model,
         required_capabilities=task.required_capabilities,
+        features=tuple(sorted(routed.admitted.features)),
+        input_tokens=routed.admitted.input_tokens,
+        output_tokens=routed.admitted.output_tokens,
+        data_policy=task.data_policy,
         session_id=task.session_id,
+        affinity=task.affinity,
         keep_answer=task.keep_answer,
         arrived_ms=found.arrived_ms,
         body=body,

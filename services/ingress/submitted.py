@@ -14,7 +14,7 @@ from schemas.headers import to_text
 from schemas.messages import Failure, SubmitTask
 from schemas.payload import REQUEST_LIMIT_BYTES
 from schemas.topics import LONGEST_DEADLINE_MS
-from services.core.admission import BodyKind, admit
+from services.core.admission import Admitted, BodyKind, admit
 from services.core.call_options import CallOptions
 from services.core.field_checks import Refusal, expected
 from services.core.fleet import Fleet, Pool
@@ -72,7 +72,7 @@ class Routed:
     """An admitted submission. `raw` is its body's JSON, None where the body is claimed."""
 
     pool: Pool
-    model: str  # as the body asks for it
+    admitted: Admitted
     deadline_ms: int
     raw: bytes | None
 
@@ -124,12 +124,12 @@ async def route_submission(
         if found.task.kind not in ("chat", "completion"):
             raise refused(expected("kind", "chat or completion"))
         body = await _body(found.task, blobs)
-        pool, model = _admitted(found.task, found.task.kind, body, fleet, load)
+        pool, admitted = _admitted(found.task, found.task.kind, body, fleet, load)
     except ApiError as error:
         kind = _KINDS.get(error.code or "", FailureKind.BAD_REQUEST)
         return Failure(kind=kind, message=error.message, code=error.code, param=error.param)
     raw = orjson.dumps(body) if found.task.body.claim is None else None  # admitted: what can be written
-    return Routed(pool, model, deadline_ms, raw)
+    return Routed(pool, admitted, deadline_ms, raw)
 
 
 async def _body(task: SubmitTask, blobs: BlobStore) -> Any:
@@ -147,7 +147,7 @@ async def _body(task: SubmitTask, blobs: BlobStore) -> Any:
         ) from None
 
 
-def _admitted(task: SubmitTask, kind: BodyKind, body: Any, fleet: Fleet, load: Load) -> tuple[Pool, str]:
+def _admitted(task: SubmitTask, kind: BodyKind, body: Any, fleet: Fleet, load: Load) -> tuple[Pool, Admitted]:
     """Raises ApiError."""
     verdict = admit(kind, body)
     if isinstance(verdict, Refusal):
@@ -157,5 +157,7 @@ def _admitted(task: SubmitTask, kind: BodyKind, body: Any, fleet: Fleet, load: L
         objective=task.objective,
         session_id=task.session_id,
         required_capabilities=task.required_capabilities,
+        affinity=task.affinity,
+        data_policy=task.data_policy,
     )
-    return pool_for(kind, verdict, options, fleet, load), verdict.model
+    return pool_for(kind, verdict, options, fleet, load), verdict

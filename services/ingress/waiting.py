@@ -10,8 +10,9 @@ from starlette.types import Receive
 
 from schemas.messages import CloseReason, TaskClosed, TaskFailed, TaskSucceeded
 from services.ingress.call import Call
-from services.ingress.dispatch import Dispatcher, Lane, NotAccepted
+from services.ingress.dispatch import Dispatcher, NotAccepted
 from services.ingress.errors import ApiError, unavailable
+from services.ingress.fleet_load import Lane
 from services.ingress.inbox import Inbox, Listener
 
 _log = structlog.get_logger("chimera.ingress")
