@@ -25,8 +25,8 @@ DEADLINE_MS = 1_000_000
 USAGE = Usage(input_tokens=10, output_tokens=5, cost_usd=0.01)
 
 
-def run_of(attempt: str) -> Try:
-    return Try(attempt=attempt, worker="w1", pool="chat-fast", model="small", started_ms=50)
+def run_of(attempt: str, worker: str = "w1") -> Try:
+    return Try(attempt=attempt, worker=worker, pool="chat-fast", model="small", started_ms=50)
 
 
 def envelope_of(task: str, text: str = "") -> Envelope:
@@ -42,8 +42,9 @@ def envelope_of(task: str, text: str = "") -> Envelope:
     )
 
 
-def started(task: str, attempt: str, *, redelivered: bool = False) -> AttemptStarted:
-    return AttemptStarted(task_id=task, run=run_of(attempt), deadline_ms=DEADLINE_MS, redelivered=redelivered)
+def started(task: str, attempt: str, *, redelivered: bool = False, worker: str = "w1") -> AttemptStarted:
+    run = run_of(attempt, worker)
+    return AttemptStarted(task_id=task, run=run, deadline_ms=DEADLINE_MS, redelivered=redelivered)
 
 
 def failed(

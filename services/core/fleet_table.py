@@ -14,7 +14,8 @@ from services.core.fleet import Fleet, Pool
 
 DEAD_AFTER_S = 3.0
 ADOPT_AFTER_S = 30.0
-FORGET_AFTER_S = 600.0
+BURY_AFTER_S = 600.0  # then whoever keeps the books takes a dead worker out of the topic
+FORGET_AFTER_S = 900.0
 STALL_SLACK_S = 5.0
 
 

@@ -64,8 +64,9 @@ async def _main() -> None:
         try:
             if not await _started(publisher, stop):
                 return
-            bookkeeper = _bookkeeper(settings, fleet, publisher, database)
-            async with _followed(_view(settings, fleet)):
+            view = _view(settings, fleet)
+            bookkeeper = _bookkeeper(settings, fleet, publisher, database, view)
+            async with _followed(view):
                 await bookkeeper.run(stop)
         finally:
             await publisher.stop()
@@ -73,7 +74,11 @@ async def _main() -> None:
 
 
 def _bookkeeper(
-    settings: OrchestratorSettings, fleet: Fleet, publisher: KafkaPublisher, database: Database
+    settings: OrchestratorSettings,
+    fleet: Fleet,
+    publisher: KafkaPublisher,
+    database: Database,
+    view: FleetView,
 ) -> Bookkeeper:
     names = TopicNames(fleet.prefix)
     return Bookkeeper(
@@ -85,6 +90,7 @@ def _bookkeeper(
         blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),
         steady=time.monotonic,
         wall_ms=lambda: time.time_ns() // 1_000_000,
+        view=view,
     )
 
 

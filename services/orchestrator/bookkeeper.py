@@ -16,6 +16,7 @@ import structlog
 from schemas.topics import TopicNames
 from services.core.life.errands import LogBatch
 from services.orchestrator.keeping import apply_kept
+from services.orchestrator.lost_tries import LostTries
 from services.orchestrator.owed import Owed, send_each
 from services.orchestrator.reading import read
 from services.orchestrator.settings import BookkeeperKnobs
@@ -34,6 +35,7 @@ from services.ports import (
     RowsRefused,
     StoreError,
 )
+from services.runtime.fleet_view import FleetView
 from services.runtime.set_aside import dead_record, fitted
 
 log = structlog.get_logger(__name__)
@@ -60,11 +62,13 @@ class Bookkeeper:
         blobs: BlobStore,
         steady: Callable[[], float],
         wall_ms: Callable[[], int],
+        view: FleetView,
     ) -> None:
         self._source, self._publisher, self._store, self._blobs = source, publisher, store, blobs
         self._names, self._knobs, self._steady = names, knobs, steady
         self._owed = Owed(names)
         self.sweep = Sweep(store, publisher, self._owed, knobs, steady=steady, wall_ms=wall_ms)
+        self.losses = LostTries(view, store, publisher, names.fleet, knobs, wall_ms)
         self._stop = asyncio.Event()
         self._gone: set[int] = set()  # partitions revoked since their records were polled
         self._turned_s = steady()
@@ -80,9 +84,11 @@ class Bookkeeper:
     async def revoked(self, partitions: Collection[int]) -> None:
         self._gone |= set(partitions)
         self.sweep.revoked(partitions)
+        self.losses.revoked(partitions)
 
     async def assigned(self, partitions: Mapping[int, Assigned]) -> None:
         self.sweep.assigned(partitions.keys())
+        self.losses.assigned(partitions.keys())
         self.joined = True
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -178,6 +184,7 @@ class Bookkeeper:
         try:
             if await self.sweep.turn():
                 self.database_up = True
+            await self.losses.turn()
         except StoreError as fault:
             self.database_up = False
             log.warning("sweep not finished, the next one goes on", fault=str(fault))

@@ -23,6 +23,9 @@ class BookkeeperKnobs:
     sweep_limit: int = 500
     proof_timeout_s: float = 10.0  # for a sweep to read its own mark back
     lost_after_s: float = 60.0  # after its deadline a try that nobody heard of is lost
+    lost_every_s: float = 1.0  # between looks for tries of workers that are dead in `fleet`
+    unheard_grace_s: float = 10.0  # for a worker that is in no table to be heard of
+    bury_every_s: float = 60.0  # between looks for workers that have been dead for long
     purge_every_s: float = 300.0
     stalled_s: float = 60.0  # a loop that did not turn for that long is dead
 
@@ -36,6 +39,7 @@ class BookkeeperKnobs:
             retry_most_s=self.retry_most_s * factor,
             sweep_every_s=self.sweep_every_s * factor,
             lost_after_s=self.lost_after_s * factor,
+            lost_every_s=self.lost_every_s * factor,
             purge_every_s=self.purge_every_s * factor,
         )
 

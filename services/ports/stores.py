@@ -93,6 +93,12 @@ class BookkeeperStore(Protocol):
     async def lose_tries(self, times: Mapping[int, int]) -> int:
         """Marks open tries as lost whose deadline was at or before the partition's time; how many."""
 
+    async def open_workers(self, partitions: Collection[int]) -> Collection[str]:
+        """Workers with open tries in these partitions."""
+
+    async def lose_tries_of(self, workers: Collection[str], partitions: Collection[int], at_ms: int) -> int:
+        """Marks the open tries of these workers, in these partitions, as lost at `at_ms`; how many."""
+
     async def newest_stamps(self, partitions: Collection[int]) -> Mapping[int, int]:
         """The newest record time (ms) among the parked rows of each partition that has any."""
 

@@ -72,6 +72,30 @@ async def test_open_tries_past_their_deadline_are_lost(store: SqlBookkeeperStore
     assert states == {"a1": "lost", "b1": "ended"}
 
 
+async def test_open_tries_of_dead_workers_are_lost_in_the_partitions_that_are_asked_for(
+    store: SqlBookkeeperStore, database: Database
+) -> None:
+    await apply(store, started("t", "a1", worker="w1"), started("u", "b1", worker="w2"), partition=2)
+    await apply(store, started("v", "c1", worker="w1"), partition=1)
+    await apply(store, started("x", "d1", worker="w1"), succeeded("x", "d1"), partition=2)
+    assert set(await store.open_workers([2])) == {"w1", "w2"}
+    assert set(await store.open_workers([1, 3])) == {"w1"}
+    assert list(await store.open_workers([])) == []
+    assert await store.lose_tries_of(["w1", "w9"], [2, 3], 777) == 1
+    assert await store.lose_tries_of(["w1"], [2], 888) == 0, "lost once"
+    assert await store.lose_tries_of([], [2], 888) == await store.lose_tries_of(["w1"], [], 888) == 0
+    ledger = await rows(database, tables.ledger)
+    assert {name: row.state for name, row in ledger.items()} == {
+        "a1": "lost", "b1": "open", "c1": "open", "d1": "ended",
+    }  # fmt: skip
+    assert (ledger["a1"].verdict, ledger["a1"].ended_ms) == ("lost", 777)
+    await apply(store, succeeded("t", "a1"), partition=2)
+    back = (await rows(database, tables.ledger))["a1"]
+    assert (back.state, back.verdict, back.output_tokens) == ("ended", "outcome", 5), (
+        "heard of after all"
+    )
+
+
 async def test_the_newest_stamp_of_a_partition(store: SqlBookkeeperStore) -> None:
     await apply(store, parked("t", "a1"), at_ms=700, partition=1)
     await apply(store, started("u", "b1"), at_ms=900, partition=2)

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Table, select
 
 from schemas.codec import decode, encode, message_headers
+from schemas.fleet_messages import WorkerBeat
 from schemas.headers import to_text
 from schemas.messages import Message
 from schemas.topics import TopicNames
@@ -19,19 +20,31 @@ from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.database.engine import Database
 from services.adapters.database.migrate import migrate
 from services.adapters.database.store import SqlBookkeeperStore
+from services.core.fleet_table import FleetTable
 from services.core.life.errands import LogBatch
 from services.core.life.rows import Effect, LifeLimits
 from services.orchestrator.bookkeeper import Bookkeeper
 from services.orchestrator.settings import BookkeeperKnobs
 from services.ports import BookkeeperStore, Commit, OutRecord
+from services.runtime.fleet_view import FleetView
 from tests.fakes.bus import FakeBus, FakePublisher
-from tests.fakes.bus_readers import FakeGroupSource
+from tests.fakes.bus_readers import FakeGroupSource, FakeLogReader
 
 NAMES = TopicNames("t.")
 LANE = "t.tasks.chat-fast.interactive"
 KNOBS = BookkeeperKnobs(
-    poll_ms=20, gather_s=0.01, retry_s=0.02, retry_most_s=0.1, sweep_every_s=0.02, ack_timeout_s=1.0
+    poll_ms=20,
+    gather_s=0.01,
+    retry_s=0.02,
+    retry_most_s=0.1,
+    sweep_every_s=0.02,
+    ack_timeout_s=1.0,
+    lost_every_s=0.02,
+    unheard_grace_s=0.6,
+    bury_every_s=0.05,
 )
+DEAD_AFTER_S = 0.5
+STALLS = {"chat-fast": 20.0}  # seconds without a token, by pool
 STAMP_MS = 1_000  # of the first record on the bus; each next one is a millisecond later
 
 
@@ -44,6 +57,7 @@ class Fleet:
     publisher: FakePublisher
     blobs: DirectoryBlobStore
     steady_s: list[float] = field(default_factory=lambda: [0.0])
+    _views: list[asyncio.Task[None]] = field(default_factory=list)
     _running: list[tuple[FakeGroupSource, asyncio.Task[None], asyncio.Event]] = field(default_factory=list)
 
     async def say(self, *messages: Message, partition: int = 0) -> None:
@@ -63,6 +77,8 @@ class Fleet:
         reads_with: type[FakeGroupSource] = FakeGroupSource,
     ) -> Bookkeeper:
         source = reads_with(self.bus, topic=NAMES.results, group=NAMES.bookkeeper_group)
+        reader = FakeLogReader(self.bus, topic=NAMES.fleet, partitions=[0])
+        view = FleetView(reader, FleetTable(dead_after_s=DEAD_AFTER_S, stalled_after_s=STALLS), self.now_s)
         bookkeeper = Bookkeeper(
             source,
             self.publisher,
@@ -70,12 +86,24 @@ class Fleet:
             NAMES,
             knobs,
             blobs=self.blobs,
-            steady=lambda: self.steady_s[0] + asyncio.get_running_loop().time(),
+            steady=self.now_s,
             wall_ms=lambda: STAMP_MS,
+            view=view,
         )
+        self._views.append(asyncio.create_task(view.run()))
         stop = asyncio.Event()
         self._running.append((source, asyncio.create_task(bookkeeper.run(stop)), stop))
         return bookkeeper
+
+    def now_s(self) -> float:
+        return self.steady_s[0] + asyncio.get_running_loop().time()
+
+    async def beat(self, worker: str, *, quiet_s: float = 0.0) -> None:
+        beat = WorkerBeat(
+            sent_ms=0, worker=worker, pool="chat-fast", state="ready", slots=4, in_flight=1, quiet_s=quiet_s
+        )
+        record = OutRecord(NAMES.fleet, beat.key.encode(), encode(beat), message_headers(beat))
+        await self.publisher.send(record, timeout_s=1)
 
     def store(self) -> SqlBookkeeperStore:
         return SqlBookkeeperStore(self.database, LifeLimits(max_tries=3))
@@ -93,6 +121,10 @@ class Fleet:
         for _, task, _ in self._running:
             await task
         self._running.clear()
+        for viewing in self._views:
+            viewing.cancel()
+        await asyncio.gather(*self._views, return_exceptions=True)
+        self._views.clear()
 
     async def rows(self, table: Table) -> dict[str, Any]:
         async with self.database.reading() as connection:
@@ -122,7 +154,8 @@ async def until_row(fleet: Fleet, table: Table, key: str, state: str, within_s: 
 
 @asynccontextmanager
 async def fleet_on(url: str, blobs: Path, *, timeout_s: float = 5.0) -> AsyncIterator[Fleet]:
-    bus = FakeBus({NAMES.results: 2, NAMES.control: 1, NAMES.dead: 1, LANE: 2}, first_timestamp_ms=STAMP_MS)
+    topics = {NAMES.results: 2, NAMES.control: 1, NAMES.dead: 1, NAMES.fleet: 1, LANE: 2}
+    bus = FakeBus(topics, first_timestamp_ms=STAMP_MS)
     await migrate(url)
     database, publisher = Database(url, timeout_s=timeout_s), FakePublisher(bus)
     await publisher.start()

@@ -87,6 +87,18 @@ class SqlBookkeeperStore:
         async with self._database.writing(times.keys()) as connection:
             return await sweep_rows.lose_tries(connection, times)
 
+    async def open_workers(self, partitions: Collection[int]) -> Collection[str]:
+        if not partitions:
+            return ()
+        async with self._database.reading() as connection:
+            return await sweep_rows.open_workers(connection, partitions)
+
+    async def lose_tries_of(self, workers: Collection[str], partitions: Collection[int], at_ms: int) -> int:
+        if not workers or not partitions:
+            return 0
+        async with self._database.writing(partitions) as connection:
+            return await sweep_rows.lose_tries_of(connection, workers, partitions, at_ms)
+
     async def newest_stamps(self, partitions: Collection[int]) -> Mapping[int, int]:
         if not partitions:
             return {}

@@ -14,6 +14,7 @@ from sqlalchemy import (
     delete,
     func,
     literal,
+    literal_column,
     or_,
     select,
     tuple_,
@@ -123,6 +124,33 @@ async def lose_tries(connection: AsyncConnection, times: Mapping[int, int]) -> i
         .values(state=LedgerState.LOST.value, verdict=Verdict.LOST.value, ended_ms=ledger.c.deadline_ms)
     )
     return done.rowcount
+
+
+async def open_workers(connection: AsyncConnection, partitions: Collection[int]) -> list[str]:
+    found = await connection.execute(
+        select(ledger.c.worker).where(_open(), ledger.c.partition.in_(sorted(partitions))).distinct()
+    )
+    return [row[0] for row in found]
+
+
+async def lose_tries_of(
+    connection: AsyncConnection, workers: Collection[str], partitions: Collection[int], at_ms: int
+) -> int:
+    done = await connection.execute(
+        update(ledger)
+        .where(
+            _open(),
+            ledger.c.worker.in_(sorted(workers)),
+            ledger.c.partition.in_(sorted(partitions)),
+        )
+        .values(state=LedgerState.LOST.value, verdict=Verdict.LOST.value, ended_ms=at_ms)
+    )
+    return done.rowcount
+
+
+def _open() -> ColumnElement[bool]:
+    """As the text of the partial indexes has it: a bound parameter would keep them from being used."""
+    return ledger.c.state == literal_column(f"'{LedgerState.OPEN.value}'")
 
 
 async def newest_stamps(connection: AsyncConnection, partitions: Collection[int]) -> dict[int, int]:

@@ -80,6 +80,13 @@ ledger = Table(
         postgresql_where=text("state = 'open'"),
         sqlite_where=text("state = 'open'"),
     ),
+    Index(
+        "ledger_open_worker",
+        "worker",
+        "partition",
+        postgresql_where=text("state = 'open'"),
+        sqlite_where=text("state = 'open'"),
+    ),
 )
 
 parked = Table(
