@@ -75,10 +75,10 @@ def launched(entry: FleetEntry, ports: Mapping[str, int]) -> FleetEntry:
 
 
 def model_processes(entry: FleetEntry, ports: Mapping[str, int]) -> list[ProcessSpec]:
-    """One process for each pool that the file asks us to launch."""
+    """One process for each pool that the file asks us to launch, and that `ports` names."""
     specs = []
     for pool in entry.pools:
-        if pool.launch is None:
+        if pool.launch is None or pool.name not in ports:
             continue
         port = ports[pool.name]
         command = _module(
@@ -111,6 +111,27 @@ class ServiceAddresses:
         }
 
 
+def worker_process(
+    pool: str, shared: Mapping[str, str], new_port: Callable[[], int], **more: str
+) -> ProcessSpec:
+    """A worker of a pool. `shared`: what every service of the fleet is told."""
+    env = {"CHIMERA_POOL": pool, **more}
+    return _service(f"worker-{pool}", "services.worker_pools", shared, new_port, **env)
+
+
+def _service(
+    name: str, module: str, shared: Mapping[str, str], new_port: Callable[[], int], **more: str
+) -> ProcessSpec:
+    port, drain_s = new_port(), _drain_s(shared)
+    env = {**shared, "CHIMERA_HEALTH_PORT": str(port), **more}
+    ready = f"http://127.0.0.1:{port}/readyz"
+    return ProcessSpec(name, _module(module), ready, SERVICE_READY_S, drain_s + 10.0, env)
+
+
+def _drain_s(shared: Mapping[str, str]) -> float:
+    return float(shared.get("CHIMERA_DRAIN_S", "30"))
+
+
 def service_processes(
     fleet: Fleet,
     at: ServiceAddresses,
@@ -123,18 +144,9 @@ def service_processes(
     `new_port` gives each but the ingress a port for its health.
     """
     shared = {**environment, **at.variables(), **state.variables()}
-    drain_s = float(environment.get("CHIMERA_DRAIN_S", "30"))
-
-    def spec(name: str, module: str, **more: str) -> ProcessSpec:
-        port = new_port()
-        env = {**shared, "CHIMERA_HEALTH_PORT": str(port), **more}
-        ready = f"http://127.0.0.1:{port}/readyz"
-        return ProcessSpec(name, _module(module), ready, SERVICE_READY_S, drain_s + 10.0, env)
-
-    orchestrator = spec("orchestrator", "services.orchestrator")
-    workers = [
-        spec(f"worker-{pool.name}", "services.worker_pools", CHIMERA_POOL=pool.name) for pool in fleet.pools
-    ]
+    drain_s = _drain_s(shared)
+    orchestrator = _service("orchestrator", "services.orchestrator", shared, new_port)
+    workers = [worker_process(pool.name, shared, new_port) for pool in fleet.pools]
     ingress_env = {**shared, "CHIMERA_HOST": at.host, "CHIMERA_PORT": str(at.port)}
     ingress = ProcessSpec(
         "ingress",

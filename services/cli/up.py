@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
 from infra.process import free_port
 from services.adapters.kafka.topic_admin import apply
 from services.adapters.kafka.traits import BrokerKind, traits_of
 from services.cli.brokers import Broker, make_broker, outgrown
 from services.cli.first_question import ask, curl_text, warm_up
+from services.cli.live_changes import LiveChanges, PoolProcesses, publish
 from services.cli.processes import (
     ServiceAddresses,
     StateDir,
@@ -62,8 +62,11 @@ class Up:
         self._effective = launched(self._entry, self._model_ports)
         self._fleet = to_fleet(self._effective)
         self._broker: Broker = make_broker(options.broker, options.state, options.bootstrap_servers)
-        self._models: list[Supervised] = []
-        self._services: list[Supervised] = []
+        self._pools = PoolProcesses(ports=self._model_ports)
+        self._others: list[Supervised] = []  # the orchestrator, and last the ingress
+        self._changes = LiveChanges(
+            options.fleet_file, self._entry, options.state, self._pools, self._shared, say
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set. Raises UpError, or ProcessFailedError with the end of the failing log."""
@@ -105,20 +108,19 @@ class Up:
     def _write_fleet(self) -> None:
         state = self._options.state
         state.logs.mkdir(parents=True, exist_ok=True)
-        state.fleet_file.write_text(
-            yaml.safe_dump(self._effective.model_dump(exclude_none=True), sort_keys=False)
-        )
+        publish(state.fleet_file, self._effective)
 
     async def _start(self) -> None:
         logs = self._options.state.logs
-        self._models = [
-            Supervised(spec, logs, self._say) for spec in model_processes(self._entry, self._model_ports)
-        ]
+        specs = model_processes(self._entry, self._model_ports)
+        self._pools.models = {
+            spec.name.removeprefix("model-"): Supervised(spec, logs, self._say) for spec in specs
+        }
         await side_by_side(self._start_broker(), self._start_models())
         await self._start_services()
 
     async def _start_models(self) -> None:
-        await start_all(self._models, self._say)
+        await start_all(list(self._pools.models.values()), self._say)
         await asyncio.gather(*(warm_up(f"http://127.0.0.1:{port}") for port in self._model_ports.values()))
 
     async def _start_broker(self) -> None:
@@ -132,8 +134,19 @@ class Up:
     async def _start_services(self) -> None:
         state = self._options.state
         specs = service_processes(self._fleet, self._addresses(), state, self._environment, free_port)
-        self._services = [Supervised(spec, state.logs, self._say) for spec in specs]
-        await start_all(self._services, self._say)
+        made = {spec.name: Supervised(spec, state.logs, self._say) for spec in specs}
+        workers = {f"worker-{pool.name}": pool.name for pool in self._fleet.pools}
+        self._pools.workers = {pool: made[name] for name, pool in workers.items()}
+        self._others = [process for name, process in made.items() if name not in workers]
+        await start_all(list(made.values()), self._say)
+
+    def _services(self) -> list[Supervised]:
+        """In the order in which they start."""
+        return [*self._others[:1], *self._pools.workers.values(), *self._others[1:]]
+
+    def _shared(self) -> dict[str, str]:
+        """What every service is told."""
+        return {**self._environment, **self._addresses().variables(), **self._options.state.variables()}
 
     def _addresses(self) -> ServiceAddresses:
         options = self._options
@@ -148,7 +161,7 @@ class Up:
     def _record(self, *, ready: bool) -> None:
         marks = [
             ProcessMark.of(process.spec.name, process.pid)
-            for process in (*self._models, *self._services)
+            for process in (*self._pools.models.values(), *self._services())
             if process.pid is not None
         ]
         if self._broker.running and self._broker.pid:
@@ -161,7 +174,7 @@ class Up:
     async def _watch(self, stop: asyncio.Event) -> None:
         """Restarts what falls with the broker; single processes restart themselves (supervisor)."""
         while not stop.is_set():
-            for process in (*self._models, *self._services):
+            for process in (*self._pools.models.values(), *self._services()):
                 if process.fatal.done():
                     raise UpError(process.fatal.result())
             if not self._broker.running:
@@ -170,16 +183,25 @@ class Up:
                 await self._restart_with_broker(
                     "the in-memory broker holds more than 1 GiB, which it never frees"
                 )
+            elif await self._changes.look():
+                self._taken_over()
             try:
                 await asyncio.wait_for(stop.wait(), WATCH_S)
             except TimeoutError:
                 continue
 
+    def _taken_over(self) -> None:
+        """What a start of the services would start from now on."""
+        self._entry = self._changes.entry
+        self._effective = launched(self._entry, self._pools.ports)
+        self._fleet = to_fleet(self._effective)
+        self._record(ready=True)
+
     async def _restart_with_broker(self, why: str) -> None:
         # In memory nothing survives: services that kept their positions would skip new records in silence.
         self._say(f"{why}; starting it and the services again")
         if self._options.broker == "local":
-            await stop_all(self._services)
+            await stop_all(self._services())
             await self._broker.stop()
             await self._start_broker()
             await self._start_services()
@@ -189,9 +211,9 @@ class Up:
 
     async def _stop(self) -> None:
         self._say("stopping")
-        for process in reversed(self._services):
+        for process in reversed(self._services()):
             await process.stop()
-        await stop_all(self._models)
+        await stop_all(list(self._pools.models.values()))
         await self._broker.stop()
         self._options.state.run_file.unlink(missing_ok=True)
 

@@ -19,6 +19,10 @@ class ServiceSettings(BaseSettings):
     kafka_bootstrap_servers: str = "127.0.0.1:9092"
     broker: BrokerKind = "external"  # its row in the table of broker traits
     fleet_file: Path = Path("fleet.yaml")
+    fleet_follow_file: Path | None = Field(
+        default=None,
+        description="taken over while the service runs, as often as it changes; default: fleet_file",
+    )
     database_url: str = "sqlite+aiosqlite:///.chimera/chimera.db"
     blob_dir: Path = Path(".chimera/blobs")
     drain_s: float = Field(default=30.0, ge=0, description="seconds that running work has after SIGTERM")
