@@ -95,7 +95,14 @@ def _kept(retention_ms: int) -> dict[str, str]:
 # What comes from outside must still fit `tasks.dead` or `results`, with the reason in its headers.
 _SUBMITTED = _kept(DURABLE_RETENTION_MS) | {"max.message.bytes": str(MAX_RECORD_BYTES - 64 * 1024)}
 _COMPACTED_AND_AGED = _kept(DURABLE_RETENTION_MS) | {"cleanup.policy": "compact,delete"}
-_COMPACTED = {"cleanup.policy": "compact", "max.message.bytes": str(MAX_RECORD_BYTES)}
+# Every worker beats each second and every reader begins at the beginning: segments are closed, and so
+# compacted, every ten minutes and not every week.
+_BEATEN = {
+    "cleanup.policy": "compact",
+    "max.message.bytes": str(MAX_RECORD_BYTES),
+    "segment.ms": "600000",
+    "min.cleanable.dirty.ratio": "0.1",
+}
 
 
 def fleet_topics(names: TopicNames, capabilities: Iterable[str], partitions: int) -> tuple[TopicSpec, ...]:
@@ -122,5 +129,5 @@ def fleet_topics(names: TopicNames, capabilities: Iterable[str], partitions: int
         TopicSpec(names.replies, partitions, "token chunks for waiting clients", _kept(REPLY_RETENTION_MS)),
         TopicSpec(names.events, partitions, "lifecycle events of workflows", _kept(DAY_MS)),
         TopicSpec(names.control, 1, "CancelTask, until its deadline", _COMPACTED_AND_AGED),
-        TopicSpec(names.fleet, 1, "heartbeats and profiles of workers", _COMPACTED),
+        TopicSpec(names.fleet, 1, "heartbeats and profiles of workers", _BEATEN),
     )
