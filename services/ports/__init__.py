@@ -3,6 +3,12 @@
 Errors: an adapter translates its library's errors once, into the ones named here.
 """
 
+from services.ports.backends import (
+    BackendLook,
+    Connections,
+    MetricsAbsent,
+    Presence,
+)
 from services.ports.bus import (
     Assigned,
     AssignmentListener,
@@ -40,20 +46,24 @@ __all__ = [
     "Assigned",
     "AssignmentListener",
     "BackendFault",
+    "BackendLook",
     "BlobStore",
     "BookkeeperStore",
     "BusError",
     "Clock",
     "Commit",
     "CommitRefused",
+    "Connections",
     "GroupSource",
     "IdempotencyStore",
     "InRecord",
     "KeyRow",
     "LogReader",
+    "MetricsAbsent",
     "ModelCall",
     "ModelClient",
     "OutRecord",
+    "Presence",
     "Publisher",
     "RandomUnit",
     "RecordTooLargeError",

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from schemas.topics import Priority
 from services.ports import (
+    BackendLook,
     BlobStore,
     Clock,
+    Connections,
     GroupSource,
     LogReader,
     ModelClient,
@@ -23,10 +25,12 @@ class WorkerParts:
     """What the worker stands on; `__main__` builds it, and stops what it built.
 
     `durable` and `chunks` are two publishers, started; `new_attempt` mints uuid7s; `uniform` is random in
-    [0, 1).
+    [0, 1). Without `look` the backends count as there, and nothing is asked of them beside the tries.
+    `lane_source` makes what joins the group of any pool's lane: for lanes that are adopted.
     """
 
     lanes: Mapping[Priority, GroupSource]
+    lane_source: Callable[[str, Priority], GroupSource]
     control: LogReader
     fleet: LogReader
     durable: Publisher
@@ -37,3 +41,5 @@ class WorkerParts:
     uniform: RandomUnit
     new_attempt: Callable[[], str]
     steady_s: Callable[[], float] = time.monotonic
+    look: BackendLook | None = None
+    connections: Connections | None = None

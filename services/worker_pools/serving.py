@@ -12,6 +12,8 @@ from opentelemetry import trace
 from schemas.failures import FailureKind
 from schemas.messages import Failure, RunTask, Timing, Try, Usage
 from services.ports import Clock
+from services.worker_pools.backend_record import Lease
+from services.worker_pools.backends import Backends, NoBackend
 from services.worker_pools.desk import Desk
 from services.worker_pools.endings import Endings
 from services.worker_pools.held import Held
@@ -37,6 +39,7 @@ class Serving:
         endings: Endings,
         starts: Starts,
         tries: Tries,
+        backends: Backends,
         clock: Clock,
         count: Callable[[TryEnd], None],
     ) -> None:
@@ -45,6 +48,7 @@ class Serving:
         self._endings = endings
         self._starts = starts
         self._tries = tries
+        self._backends = backends
         self._clock = clock
         self._count = count
         self._spans = TrySpans(trace.get_tracer_provider())
@@ -75,9 +79,23 @@ class Serving:
             watch.finish()
             self._desk.drop(held)  # its partition went to another worker meanwhile, which will run it
             return None
-        return await self._attempted(held, ready, watch)
+        lease = self._backends.take(ready.task, ready.body, held.failed_at)
+        if isinstance(lease, NoBackend):
+            watch.finish()
+            return self._put_back(held)
+        try:
+            return await self._attempted(held, ready, watch, lease)
+        finally:
+            self._backends.dropped(lease)
 
-    async def _attempted(self, held: Held, ready: Ready, watch: TryWatch) -> After:
+    async def _put_back(self, held: Held) -> None:
+        """The last backend went while the task was prepared: it waits, and no try of it is spent."""
+        if self._desk.closing:
+            self._desk.drop(held)
+        else:
+            self._desk.backlog.push(held, self._clock.now_s())
+
+    async def _attempted(self, held: Held, ready: Ready, watch: TryWatch, lease: Lease) -> After:
         task = ready.task
         run = self._starts.mint(held)
         announced = held.redelivered
@@ -97,7 +115,7 @@ class Serving:
                 )
 
         with self._spans.begun(held, task, run) as span:
-            end = await self._tries.run(held, ready, run, watch, announce, span.headers)
+            end = await self._tries.run(held, ready, run, watch, announce, span.headers, lease)
             span.tell(end.failure, end.usage)
         self._note(held, task, end)
         return self._endings.settle(held, task.kind, task.keep_answer, end)

@@ -6,8 +6,12 @@ from dataclasses import dataclass, replace
 
 from pydantic import Field
 
+from services.core.fleet_table import ADOPT_AFTER_S
+from services.core.reroute import RerouteLaw
 from services.runtime.settings import ServiceSettings
 
+_LEAST_LOOK_S = 0.05
+_LEAST_ADOPT_S = 2.0  # ten beats at the least scale: a worker that is busy starting must be heard
 _LEAST_BEAT_S = 0.2  # however small the scale: what others wait for a beat is not scaled
 
 
@@ -39,6 +43,14 @@ class WorkerKnobs:
     unsettled: int = 4_096  # ended tries whose record is not acknowledged; beyond, nothing new starts
     max_record_bytes: int = 512 * 1024  # of a lane record: more would not fit a parked envelope
     longest_deadline_s: float = 7 * 86_400.0
+    look_s: float = 0.25  # between looks at a backend that does not serve yet; doubles up to 8 of them
+    metrics_s: float = 2.0  # between looks at a backend's own metrics
+    warm_up_s: float = 30.0  # the longest that the one call of a warm-up is waited for
+    move_batch: int = 32  # tasks that are looked at for another lane in one tick
+    adopt_after_s: float = ADOPT_AFTER_S  # without a ready or loading beat of a pool its lanes are adopted
+    adopt_look_s: float = 1.0
+    adopt_in_flight: int = 64  # records of an adopted lane that are under way to another one
+    reroute: RerouteLaw = RerouteLaw()  # noqa: RUF009 - frozen
     stalled_s: float = 90.0  # a loop that did not turn for that long is dead; a rebalance may take 30
 
     def scaled(self, factor: float) -> WorkerKnobs:
@@ -52,8 +64,12 @@ class WorkerKnobs:
             hold_s=self.hold_s * factor,
             renew_s=self.renew_s * factor,
             tick_s=self.tick_s * factor,
+            look_s=max(_LEAST_LOOK_S, self.look_s * factor),
             beat_s=max(_LEAST_BEAT_S, self.beat_s * factor),
             poll_ms=max(20, int(self.poll_ms * factor)),
+            adopt_after_s=max(_LEAST_ADOPT_S, self.adopt_after_s * factor),
+            adopt_look_s=max(_LEAST_BEAT_S, self.adopt_look_s * factor),
+            reroute=self.reroute.scaled(factor),
         )
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import structlog
 
 from schemas.failures import FAILURE_FACTS, FailureKind
-from schemas.messages import Failure, RunTask, Timing, Try, Usage
+from schemas.messages import Failure, RunTask, TaskKind, Timing, Try, Usage
 from services.core import answer_verdict, usage
 from services.core.assembly import MalformedChunkError
 from services.core.fleet import Pool
-from services.core.rewrite import PATHS, backend_body
 from services.core.stream_guards import StreamGuards
 from services.ports import BackendFault, Clock, ModelCall, ModelClient
 from services.worker_pools.answer_stream import AnswerStream
-from services.worker_pools.backends import Backends
+from services.worker_pools.backend_record import Lease
+from services.worker_pools.backends import Backends, Heard
 from services.worker_pools.chunk_sender import ChunkPump, ChunkSender
 from services.worker_pools.held import Held
 from services.worker_pools.progress import Progress
@@ -53,6 +53,7 @@ class TryEnd:
     verdict: Verdict | None = None
     chunks: int = 0
     streamed: bool = False
+    elsewhere: bool = False  # another backend can take the task now: what this one asked for binds only it
 
 
 class Tries:
@@ -84,33 +85,47 @@ class Tries:
         watch: TryWatch,
         announce: Callable[[], None],
         headers: Mapping[str, str],
+        lease: Lease,
     ) -> TryEnd:
-        """Never raises but CancelledError. `announce` says on `results` that the try runs."""
+        """Never raises but CancelledError. `announce` says on `results` that the try runs. Ends the lease,
+        unless it raises."""
         pool, loop = self._pool, asyncio.get_running_loop()
-        task, body = ready.task, ready.body
-        streaming = pool.streaming and task.kind != "embedding"
+        task, body, sent = ready.task, ready.body, ready.sent
+        streaming = sent.streaming
         started_s = loop.time()
         deadline_s = started_s + held.headers.deadline_ms / 1000 - self._clock.now_s()
         guards = StreamGuards(pool.timeouts, started_s, deadline_s, streaming=streaming)
         sender = self._sender(held, task, run)
         stream = AnswerStream(task, body, pool.model, run.started_ms // 1000, sender)
-        sent = backend_body(body, pool, streaming=streaming)
-        attempt = _Attempt(stream, guards, watch, announce, self._progress.moved, announced=sender is None)
-        base_url = self._backends.take(held.failed_at)
-        path = PATHS[task.kind]
-        call = ModelCall(base_url, path, sent, run.attempt, streaming, pool.timeouts, headers)
+        attempt = _Attempt(stream, guards, watch, announce, self._moved(lease), announced=sender is None)
+        base_url = lease.base_url
+        told = {**headers, **sent.headers}
+        call = ModelCall(base_url, sent.path, sent.body, run.attempt, streaming, pool.timeouts, told)
         watch.guard(guards.due)
         timer = loop.call_later(self._knobs.announce_s, announce)
+        self._backends.began(lease)
         try:
             with self._progress.running(held.task_id) as outcome:
-                failure = await attempt.follow(self._client, call, embedding=task.kind == "embedding")
+                failure = await attempt.follow(self._client, call, task.kind)
                 outcome.failure = None if failure is None else failure.kind
         finally:
             watch.finish()
             timer.cancel()
-            self._backends.give_back(base_url)
-        held.failed_at = base_url if failure is not None else None
-        return self._end(held, run, attempt, failure, len(sent))
+        end = self._end(held, run, attempt, failure, len(sent.body))
+        self._backends.ended(lease, failure, _heard(attempt, lease, end))
+        held.failed_at = base_url if self._backends.blamed(failure) else None
+        if failure is not None and self._backends.another_serves(base_url):
+            end = replace(end, elsewhere=True)
+        return end
+
+    def _moved(self, lease: Lease) -> Callable[[int, float], None]:
+        progress = self._progress
+
+        def moved(pieces: int, now_s: float) -> None:
+            lease.saw(pieces, now_s)
+            progress.moved()
+
+        return moved
 
     def _sender(self, held: Held, task: RunTask, run: Try) -> ChunkSender | None:
         partition = held.headers.reply_partition
@@ -158,7 +173,7 @@ class _Attempt:
         guards: StreamGuards,
         watch: TryWatch,
         announce: Callable[[], None],
-        moved: Callable[[], None],
+        moved: Callable[[int, float], None],
         *,
         announced: bool,
     ) -> None:
@@ -168,20 +183,23 @@ class _Attempt:
         self.watch = watch
         self._announce = announce
         self._announced = announced  # before the first streamed content; nothing else needs it here
-        self._embeddings: dict[str, Any] | None = None
+        self._kind: TaskKind = "chat"
+        self._whole: dict[str, Any] | None = None  # the answer of a task whose kind has no chunks
         self.heard = False
 
-    async def follow(self, client: ModelClient, call: ModelCall, *, embedding: bool) -> Failure | None:
+    async def follow(self, client: ModelClient, call: ModelCall, of_kind: TaskKind) -> Failure | None:
+        self._kind = of_kind
+        chunks = of_kind in answer_verdict.IN_CHUNKS
         events = cast("AsyncGenerator[list[dict[str, Any]], None]", client.events(call))
         try:
             async with aclosing(events):
                 async for batch in events:
                     self.heard = True
-                    if embedding:
-                        self._embeddings = batch[0]
-                    else:
+                    if chunks:
                         self._take(batch)
-            return answer_verdict.of_embeddings(self._embeddings) if embedding else self.stream.verdict()
+                    else:
+                        self._whole = batch[0]
+            return self.stream.verdict() if chunks else answer_verdict.of_whole(of_kind, self._whole)
         except BackendFault as fault:
             return Failure(
                 kind=fault.kind,
@@ -205,8 +223,9 @@ class _Attempt:
         pieces = self.stream.take(batch)
         if not pieces:
             return
-        self.guards.saw(pieces, asyncio.get_running_loop().time())
-        self._moved()
+        now_s = asyncio.get_running_loop().time()
+        self.guards.saw(pieces, now_s)
+        self._moved(pieces, now_s)
         if first:
             self.watch.rearm()
             if not self._announced:
@@ -214,17 +233,31 @@ class _Attempt:
                 self._announce()
 
     def usage(self, prompt_bytes: int) -> Usage:
-        if self._embeddings is None:
+        if self._kind == "tool":
+            return Usage()  # a tool has no tokens: its price is by the request and the second
+        if self._whole is None:
             return self.stream.usage(prompt_bytes)
-        told = self._embeddings.get("usage")
+        told = self._whole.get("usage")
         return usage.counted(
             told if isinstance(told, dict) else None, prompt_bytes=prompt_bytes, output_tokens=0
         )
 
     def answer(self, counted: Usage, model: str) -> dict[str, Any]:
-        if self._embeddings is None:
+        if self._whole is None:
             return self.stream.answer(counted)
-        return self._embeddings | {"model": model}
+        return self._whole if self._kind == "tool" else self._whole | {"model": model}
+
+
+def _heard(attempt: _Attempt, lease: Lease, end: TryEnd) -> Heard:
+    guards = attempt.guards
+    first_s = guards.first_s
+    return Heard(
+        anything=attempt.heard,
+        first_s=None if first_s is None else first_s - guards.started_s,
+        decode_s=0.0 if first_s is None else guards.last_s - first_s,
+        pieces=lease.produced,
+        tokens=end.usage.output_tokens,
+    )
 
 
 def words_for(kind: FailureKind) -> str:

@@ -223,9 +223,7 @@ async def test_a_connection_is_kept_and_a_server_that_came_back_is_reached(backe
     async with ModelServerProcess(chunks=2) as server:
         for number in range(5):
             assert text(await events_of(backend, call(server.root_url, attempt=f"a{number}")))
-        connector = backend._client().connector
-        assert connector is not None
-        assert sum(len(kept) for kept in connector._conns.values()) == 1
+        assert backend.connections.open_count(server.root_url) == 1
         await server.kill()
         await server.start()
         # the kept connection is dead by now: that must cost no try

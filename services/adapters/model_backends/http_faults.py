@@ -23,7 +23,7 @@ _WORDS = {
     FailureKind.IDLE_TIMEOUT: "the backend fell silent",
     FailureKind.BAD_ANSWER: "the backend's answer is not HTTP",
 }
-_NO_CONNECTION = (
+NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
     aiohttp.ClientProxyConnectionError,
@@ -40,7 +40,7 @@ def translated(error: BaseException, *, answered: bool, content: bool) -> Backen
 
 
 def _kind(error: BaseException, *, answered: bool, content: bool) -> FailureKind:
-    if isinstance(error, _NO_CONNECTION):
+    if isinstance(error, NO_CONNECTION):
         return FailureKind.UNREACHABLE
     if isinstance(error, _SILENCE):
         return FailureKind.IDLE_TIMEOUT if answered else FailureKind.FIRST_TOKEN_TIMEOUT
