@@ -28,6 +28,7 @@ class FailureKind(StrEnum):
     KEY_REFUSED = "key_refused"  # 401, 403: our key, never the caller's fault
     NOT_FOUND = "not_found"  # 404: our configuration names a model that the backend has not
     BAD_REQUEST = "bad_request"  # 400, 422: the caller's body
+    TOOL_ERROR = "tool_error"  # the tool ran and says that it failed: its answer, which stands
     TOO_LONG = "too_long"  # the caller's body does not fit the context
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
@@ -76,6 +77,7 @@ FAILURE_FACTS: dict[FailureKind, FailureFacts] = {
     FailureKind.KEY_REFUSED: _backend(retryable=False),
     FailureKind.NOT_FOUND: _backend(retryable=False),
     FailureKind.BAD_REQUEST: _caller(400),
+    FailureKind.TOOL_ERROR: FailureFacts(False, False, True, 422, "tool_error"),
     FailureKind.TOO_LONG: _caller(400),
     FailureKind.DEADLINE: FailureFacts(False, False, True, 504, "deadline_exceeded"),
     FailureKind.CANCELLED: FailureFacts(False, False, True, 499, "cancelled"),

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.failures import FailureKind
-from schemas.messages import Failure
+from schemas.messages import Failure, TaskKind
 from services.core.assembly import Assembly
 
+IN_CHUNKS: frozenset[TaskKind] = frozenset({"chat", "completion"})
 # A model may end before it says anything for these reasons, and only for these.
 _SILENT_ENDS = frozenset({"length", "max_tokens", "content_filter"})
 _FAILED_ENDS = frozenset({"error", "abort", "failed"})
@@ -24,6 +25,15 @@ def of_stream(assembly: Assembly) -> Failure | None:
     if not assembly.has_content and not ends <= _SILENT_ENDS:
         return Failure(kind=FailureKind.BAD_ANSWER, message="the backend's answer is empty")
     return None
+
+
+def of_whole(kind: TaskKind, answer: Mapping[str, Any] | None) -> Failure | None:
+    """The same, of a kind whose answer has no chunks."""
+    if kind == "embedding":
+        return of_embeddings(answer)
+    if answer is not None and "result" in answer:
+        return None
+    return Failure(kind=FailureKind.BAD_ANSWER, message="the tool's answer has no result")
 
 
 def of_embeddings(answer: Mapping[str, Any] | None) -> Failure | None:

@@ -31,6 +31,7 @@ _OVERFLOW_WORDS = re.compile(  # vLLM, TGI and Ollama say it in words alone
     r"(?i)maximum context length|context (?:length|size|window)|prompt is too long|too many (?:input )?tokens"
     r"|inputs? (?:tokens? )?\+ ?`?max_new_tokens"
 )
+_UNPAID = re.compile(r"(?i)credit balance is too low")  # Anthropic: an invalid request, and it is our bill
 _MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 _BY_STATUS = {
     401: FailureKind.KEY_REFUSED,
@@ -53,6 +54,8 @@ _BY_TYPE = (
     ("authentication", FailureKind.KEY_REFUSED),
     ("permission", FailureKind.KEY_REFUSED),
     ("not_found", FailureKind.NOT_FOUND),
+    ("request_too_large", FailureKind.TOO_LONG),
+    ("billing", FailureKind.KEY_REFUSED),
     ("invalid_request", FailureKind.BAD_REQUEST),
     ("badrequest", FailureKind.BAD_REQUEST),
 )
@@ -90,8 +93,7 @@ def of_response(
     """The failure that a response with an error status means. `now_s` is Unix time, for Retry-After dates."""
     said = _error_in(_parsed(body))
     kind = _kind_of_status(status)
-    if kind is FailureKind.BAD_REQUEST and _overflows(said):
-        kind = FailureKind.TOO_LONG
+    kind = _finer(kind, said)
     return _failure(kind, said, status, waits.seconds(now_s), secrets)
 
 
@@ -103,8 +105,7 @@ def of_event(event: Mapping[str, Any], secrets: tuple[str, ...] = ()) -> Failure
     if status is None:
         name = f"{said.get('type')} {said.get('code')}".lower()
         kind = next((kind for part, kind in _BY_TYPE if part in name), kind)
-    if kind is FailureKind.BAD_REQUEST and _overflows(said):
-        kind = FailureKind.TOO_LONG
+    kind = _finer(kind, said)
     return _failure(kind, said, status, None, secrets)
 
 
@@ -128,6 +129,14 @@ def _kind_of_status(status: int) -> FailureKind:
     if status >= 500:
         return FailureKind.SERVER_ERROR
     return FailureKind.BAD_REQUEST if status >= 400 else FailureKind.BAD_ANSWER
+
+
+def _finer(kind: FailureKind, said: Mapping[str, Any]) -> FailureKind:
+    """What servers call a bad request and the caller cannot mend, or can only by saying less."""
+    message = said.get("message")
+    if kind is FailureKind.BAD_REQUEST and isinstance(message, str) and _UNPAID.search(message):
+        return FailureKind.KEY_REFUSED
+    return FailureKind.TOO_LONG if kind is FailureKind.BAD_REQUEST and _overflows(said) else kind
 
 
 def _status(value: object) -> int | None:

@@ -6,10 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from schemas.messages import DataPolicy, Usage
+from schemas.messages import DataPolicy, TaskKind, Usage
 from schemas.topics import Priority, TopicNames, TopicSpec, fleet_topics
 
 BackendKind = Literal["openai", "anthropic", "http", "mcp", "simulated"]
+
+_OF_MODELS: frozenset[TaskKind] = frozenset({"chat", "completion", "embedding"})
+_KINDS: Mapping[BackendKind, frozenset[TaskKind]] = {
+    "openai": _OF_MODELS,
+    "simulated": _OF_MODELS,
+    "anthropic": frozenset({"chat"}),
+    "http": frozenset({"tool"}),
+    "mcp": frozenset({"tool"}),
+}
+
+
+def does(backend: BackendKind, kind: TaskKind) -> bool:
+    """Whether a backend of this kind can be asked for tasks of that kind at all."""
+    return kind in _KINDS[backend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,14 @@ class Mcp:
     """An MCP tool server: a command to start (stdio), or the pool's base_url (streamable HTTP)."""
 
     command: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(
+        default_factory=dict
+    )  # a value may be env:NAME, a variable of the worker's
+
+
+def env_name(value: str) -> str | None:
+    """The variable that `env:NAME` means; None for any other value."""
+    return value.removeprefix("env:") if value.startswith("env:") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +167,11 @@ class Pool:
     def takes(self, data_policy: DataPolicy) -> bool:
         """Whether its provider may see data of this policy."""
         return data_policy == "any" or not self.external
+
+    def secret_names(self) -> tuple[str, ...]:
+        """The environment variables that it needs; none of their values may be shown."""
+        named = [env_name(value) for value in (self.mcp.env.values() if self.mcp else ())]
+        return tuple(name for name in (self.api_key_env, *named) if name)
 
 
 DEFAULT_DEADLINES_S: Mapping[Priority, float] = {"interactive": 120.0, "standard": 900.0, "batch": 86_400.0}

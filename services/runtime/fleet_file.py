@@ -182,9 +182,14 @@ def _pool(pool: PoolEntry, fleet: FleetEntry) -> Pool:
 
 
 def missing_keys(fleet: Fleet, environment: Mapping[str, str]) -> list[str]:
-    """Pools whose API key is not in the environment, as sentences that say what to set."""
+    """What pools name and the environment has not, as sentences that say what to set."""
+    return [sentence for pool in fleet.pools for sentence in missing_of(pool, environment)]
+
+
+def missing_of(pool: Pool, environment: Mapping[str, str]) -> list[str]:
     return [
-        f"pool {pool.name}: api_key names the environment variable {pool.api_key_env}, which is not set"
-        for pool in fleet.pools
-        if pool.api_key_env and not environment.get(pool.api_key_env)
+        f"pool {pool.name}: {'api_key' if name == pool.api_key_env else 'mcp.env'} names the environment "
+        f"variable {name}, which is not set"
+        for name in pool.secret_names()
+        if not environment.get(name)
     ]

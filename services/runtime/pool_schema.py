@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from services.core.fleet import Azure, BackendKind, Batching, BreakerLaw, Mcp, Price, SimulatedLaw, Timeouts
+from services.core.fleet import (
+    Azure,
+    BackendKind,
+    Batching,
+    BreakerLaw,
+    Mcp,
+    Price,
+    SimulatedLaw,
+    Timeouts,
+    env_name,
+)
+from services.runtime.backend_offers import beyond
 
 Capability = Literal["chat", "coding", "reasoning", "long_context", "tools", "vision", "embed", "low_cost"]
 Feature = Literal["tools", "json_object", "json_schema", "vision", "logprobs", "embeddings", "completions"]
+SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -113,10 +126,24 @@ class AzureEntry(Entry):
 
 
 class McpEntry(Entry):
-    """A tool server: a command to start, or, with none, the pool's base_url."""
+    """A tool server: a command to start, or, with none, the pool's base_url.
 
-    command: list[str] = []
+    env: the variables of the command beside PATH, HOME and their like; `env:NAME` takes the worker's NAME.
+    """
+
+    command: list[Annotated[str, Field(min_length=1)]] = []
     env: dict[str, str] = {}
+
+    @field_validator("env")
+    @classmethod
+    def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            source = env_name(value)
+            if source is not None and not VARIABLE.fullmatch(source):
+                raise ValueError(f"{name}: expected env: and the name of a variable")
+            if source is None and SECRET_NAME.search(name.upper()):
+                raise ValueError(f"{name}: expected a reference such as env:{name}, never the secret itself")
+        return env
 
     def to_mcp(self) -> Mcp:
         return Mcp(tuple(self.command), dict(self.env))
@@ -136,7 +163,7 @@ class PoolEntry(Entry):
     api_key: str | None = None
     launch: LaunchEntry | None = None
     simulated: SimulatedEntry | None = None
-    capabilities: list[Capability] = Field(default=["chat"], min_length=1)
+    capabilities: list[Capability] = Field(default=["chat"], min_length=1, validate_default=True)
     features: list[Feature] = []
     slots: int = Field(default=4, ge=1, le=4096)
     quality: float = Field(default=0.5, ge=0, le=1)
@@ -168,6 +195,14 @@ class PoolEntry(Entry):
                 f"{name!r}: expected lower-case letters, digits, '.', '_' or '-', and not 'auto'"
             )
         return name
+
+    @field_validator("capabilities", "features")
+    @classmethod
+    def _of_its_backend(cls, said: list[str], info: ValidationInfo) -> list[str]:
+        wrong = beyond(info.data["backend"], str(info.field_name), said) if "backend" in info.data else None
+        if wrong is not None:
+            raise ValueError(wrong)
+        return said
 
     @field_validator("api_key")
     @classmethod
@@ -213,6 +248,8 @@ class PoolEntry(Entry):
         return self
 
     def urls(self) -> tuple[str, ...]:
-        """The backends without a trailing /v1: the worker adds the whole path."""
+        """The backends without a trailing /v1: the worker adds the path. A tool's URL stays as it is."""
         urls = [self.base_url] if self.base_url else self.base_urls
+        if self.backend in ("http", "mcp"):
+            return tuple(urls)
         return tuple(url.rstrip("/").removesuffix("/v1") for url in urls)

@@ -20,14 +20,15 @@ from services.adapters.kafka.group_source import KafkaGroupSource
 from services.adapters.kafka.log_reader import KafkaLogReader
 from services.adapters.kafka.publisher import KafkaPublisher
 from services.adapters.kafka.traits import BrokerTraits, traits_of
-from services.adapters.model_backends.openai import OpenAIBackend
-from services.adapters.model_backends.simulated import SimulatedBackend
+from services.adapters.model_backends.choice import PoolClient, client_of
+from services.adapters.model_backends.watched import connections_of, look_of
 from services.adapters.telemetry import setup_logging, setup_tracing
 from services.adapters.wall_clock import WallClock
-from services.core.fleet import Fleet, Pool, SimulatedLaw
-from services.runtime.fleet_file import FleetFileError, load_fleet
+from services.core.fleet import Fleet, Pool
+from services.runtime.fleet_file import FleetFileError, load_fleet, missing_of
 from services.runtime.health import health_app, serving
 from services.runtime.lifecycle import load_settings, run_service, stop_event
+from services.worker_pools.backend_gauges import BackendGauges
 from services.worker_pools.parts import WorkerParts
 from services.worker_pools.pool_worker import PoolWorker
 from services.worker_pools.send_faults import SendFaults
@@ -42,7 +43,7 @@ async def serve() -> None:
     settings = load_settings(WorkerSettings)
     fleet = load_fleet(settings.fleet_file)
     pool = _pool(settings, fleet)
-    secret_names = [pool.api_key_env] if pool.api_key_env else []
+    secret_names = pool.secret_names()
     setup_logging("worker", level=settings.log_level, secret_names=secret_names)
     flush_spans = setup_tracing("chimera-worker", secret_names=secret_names)
     try:
@@ -55,7 +56,7 @@ async def _serve(settings: WorkerSettings, fleet: Fleet, pool: Pool) -> None:
     stop = stop_event()
     random_source = random.Random()
     worker_id = settings.worker_id or _worker_id(pool, random_source)
-    backend = _backend(pool, random_source)
+    backend = client_of(pool, os.environ, random_source.random)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(backend.aclose)
         parts = await _parts(settings, fleet, pool, backend, random_source, stack, stop)
@@ -66,6 +67,7 @@ async def _serve(settings: WorkerSettings, fleet: Fleet, pool: Pool) -> None:
         metrics.watch(worker.in_flight, worker.held)
         producers = {"durable": parts.durable, "chunks": parts.chunks}
         REGISTRY.register(SendFaults(pool.name, producers, worker.chunks_dropped, worker.beats_unsent))
+        REGISTRY.register(BackendGauges(pool.name, worker.backends(), parts.connections))
         probe = _Probe(backend, pool, worker)
         app = health_app(alive=_Alive(worker, worker_id), ready=probe)
         await stack.enter_async_context(serving(app, host=settings.health_host, port=settings.health_port))
@@ -100,7 +102,7 @@ class _Alive:
 class _Probe:
     """Readiness: what the worker waits for, and whether one of its backends ever said anything."""
 
-    def __init__(self, backend: OpenAIBackend | SimulatedBackend, pool: Pool, worker: PoolWorker) -> None:
+    def __init__(self, backend: PoolClient, pool: Pool, worker: PoolWorker) -> None:
         self._backend = backend
         self._base_urls = pool.base_urls or ("",)
         self._worker = worker
@@ -126,8 +128,8 @@ def _pool(settings: WorkerSettings, fleet: Fleet) -> Pool:
         raise FleetFileError(
             f"CHIMERA_POOL: {settings.pool!r} is not in {settings.fleet_file}, expected one of {names}"
         )
-    if pool.api_key_env and not os.environ.get(pool.api_key_env):
-        raise FleetFileError(f"pool {pool.name}: its api_key names {pool.api_key_env}, which is not set")
+    if absent := missing_of(pool, os.environ):
+        raise FleetFileError(absent[0])
     return pool
 
 
@@ -135,18 +137,11 @@ def _worker_id(pool: Pool, random_source: random.Random) -> str:
     return f"{pool.name}-{socket.gethostname()}-{os.getpid()}-{random_source.getrandbits(24):06x}"
 
 
-def _backend(pool: Pool, random_source: random.Random) -> OpenAIBackend | SimulatedBackend:
-    if pool.backend == "simulated":
-        return SimulatedBackend(pool.simulated or SimulatedLaw(), random_source.random)
-    api_key = os.environ.get(pool.api_key_env) if pool.api_key_env else None
-    return OpenAIBackend(slots=pool.slots, api_key=api_key)
-
-
 async def _parts(
     settings: WorkerSettings,
     fleet: Fleet,
     pool: Pool,
-    backend: OpenAIBackend | SimulatedBackend,
+    backend: PoolClient,
     random_source: random.Random,
     stack: AsyncExitStack,
     stop: asyncio.Event,
@@ -159,15 +154,21 @@ async def _parts(
     chunks = KafkaPublisher(bootstrap, traits, client_id=f"{client_id}-chunks", durable=False)
     stack.push_async_callback(durable.stop)
     stack.push_async_callback(chunks.stop)
+    look = look_of(pool)
+    if look is not None:
+        stack.push_async_callback(look.aclose)
     if not await _started(durable, chunks, stop):
         return None
     return WorkerParts(
         lanes={priority: _lane(bootstrap, traits, names, pool.name, priority) for priority in PRIORITIES},
+        lane_source=lambda name, priority: _lane(bootstrap, traits, names, name, priority),
         control=_reader(bootstrap, traits, names.control, f"{client_id}-control"),
         fleet=_reader(bootstrap, traits, names.fleet, f"{client_id}-fleet"),
         durable=durable,
         chunks=chunks,
         model=backend,
+        look=look,
+        connections=connections_of(backend),
         blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),
         clock=WallClock(),
         uniform=random_source.random,

@@ -13,8 +13,9 @@ import structlog
 from schemas.codec import SchemaError, decode_as
 from schemas.failures import FailureKind
 from schemas.messages import Failure, RunTask, Try
+from services.core.field_checks import Refusal
 from services.core.fleet import Pool
-from services.core.rewrite import PATHS
+from services.core.outgoing import Outgoing, outgoing
 from services.ports import BlobStore, Clock
 from services.worker_pools.held import Held
 from services.worker_pools.reports import Reports
@@ -35,6 +36,7 @@ class Refused:
 class Ready:
     task: RunTask
     body: dict[str, Any]
+    sent: Outgoing
 
 
 class Starts:
@@ -56,11 +58,15 @@ class Starts:
         except SchemaError as fault:
             return Refused(Failure(kind=FailureKind.UNDECODABLE, message=str(fault)), dead=str(fault))
         held.tenant = task.tenant
-        if task.kind not in PATHS:
-            message = f"pool {self._pool.name} runs no tasks of kind {task.kind}"
-            return Refused(Failure(kind=FailureKind.NO_POOL, message=message))
         body = await self._body(task)
-        return body if isinstance(body, Refused) else Ready(task, body)
+        if isinstance(body, Refused):
+            return body
+        sent = outgoing(task, body, self._pool)
+        if isinstance(sent, Refusal):
+            kind = FailureKind.NO_POOL if sent.code == "no_pool" else FailureKind.BAD_REQUEST
+            failure = Failure(kind=kind, message=sent.message, code=sent.code, param=sent.param)
+            return Refused(failure)
+        return Ready(task, body, sent)
 
     def mint(self, held: Held) -> Try:
         """Names the try that begins now."""

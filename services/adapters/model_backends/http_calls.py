@@ -1,0 +1,108 @@
+"""One POST to a server and its answer's head, for backends behind HTTP: bounded, with faults by kind.
+
+A try is one POST: nothing is repeated here, retries have one owner. An answer that is not read to its end
+must be closed, which closes its connection, which stops the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Callable, Mapping
+
+import aiohttp
+import yarl
+
+from schemas.messages import Failure
+from services.adapters.model_backends.connections import BackendConnections
+from services.adapters.model_backends.http_faults import LIBRARY_ERRORS, translated
+from services.core.backend_errors import Waits
+from services.ports import BackendFault, ModelCall
+
+_ERROR_BODY_S = 2.0
+_ERROR_BODY_BYTES = 64 * 1024
+_WRITTEN_AT_ONCE = 1024 * 1024
+_PROBE_S = 2.0
+
+
+class HttpCalls:
+    """`headers` go with every request; `now_s` is Unix time, for Retry-After dates."""
+
+    def __init__(
+        self, *, slots: int, headers: Mapping[str, str], now_s: Callable[[], float] = time.time
+    ) -> None:
+        self.connections = BackendConnections(slots)
+        self.now_s = now_s
+        self._headers = {"accept-encoding": "identity", "user-agent": "chimera", **headers}
+
+    async def aclose(self) -> None:
+        await self.connections.aclose()
+
+    async def answers(self, base_url: str, path: str = "") -> bool:
+        """Whether the server says anything but a failure of its own to a GET, within two seconds."""
+        try:
+            async with self.connections.session(base_url).get(
+                yarl.URL(base_url + path),
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=_PROBE_S),
+                allow_redirects=False,
+            ) as response:
+                return response.status < 500
+        except LIBRARY_ERRORS:
+            return False
+
+    async def opened(self, call: ModelCall) -> aiohttp.ClientResponse:
+        """The response with its head. Raises BackendFault."""
+        timeouts = call.timeouts
+        head_s = timeouts.first_token_s if call.streaming else timeouts.total_s
+        silence_s = max(timeouts.first_token_s, timeouts.idle_s) if call.streaming else timeouts.total_s
+        try:
+            async with asyncio.timeout(head_s):
+                return await self.connections.session(call.base_url).post(
+                    yarl.URL(call.base_url + call.path),
+                    # Above a megabyte aiohttp wants a file: it is written in pieces, and the loop breathes.
+                    data=call.body if len(call.body) <= _WRITTEN_AT_ONCE else io.BytesIO(call.body),
+                    headers={
+                        "content-type": "application/json",
+                        **self._headers,
+                        "x-request-id": call.attempt,
+                        **call.headers,
+                    },
+                    timeout=aiohttp.ClientTimeout(
+                        total=None, sock_connect=timeouts.connect_s, sock_read=silence_s
+                    ),
+                    allow_redirects=False,
+                )
+        except LIBRARY_ERRORS as error:
+            raise translated(error, answered=False, content=False) from None
+
+
+async def error_body(response: aiohttp.ClientResponse) -> bytes:
+    """What a response outside 2xx says, or its beginning: the status alone says enough."""
+    body = b""
+    try:
+        async with asyncio.timeout(_ERROR_BODY_S):
+            async for data in response.content.iter_any():
+                body += data
+                if len(body) > _ERROR_BODY_BYTES:
+                    break
+    except LIBRARY_ERRORS:
+        pass
+    return body
+
+
+def waits_of(response: aiohttp.ClientResponse) -> Waits:
+    headers = response.headers
+    return Waits(headers.get("retry-after"), headers.get("retry-after-ms"))
+
+
+def fault_from(failure: Failure) -> BackendFault:
+    return BackendFault(
+        failure.kind,
+        failure.message,
+        status=failure.status,
+        code=failure.code,
+        param=failure.param,
+        retry_after_s=failure.retry_after_s,
+    )
