@@ -28,6 +28,7 @@ from services.worker_pools.slot_budget import SlotBudget
 from services.worker_pools.slots import Slots
 from services.worker_pools.starts import Starts
 from services.worker_pools.tries import Tries
+from services.worker_pools.warm_up import BackendWatch
 from services.worker_pools.worker_metrics import WorkerMetrics
 
 
@@ -56,6 +57,7 @@ class Crew:
     pump: ChunkPump
     endings: Endings
     backends: Backends
+    backend_watch: BackendWatch
     serving: Serving
     slots: Slots
     hand_over: HandOver
@@ -86,12 +88,13 @@ def assembled(
     pump = ChunkPump(parts.chunks, names.replies, knobs.chunk_backlog, knobs.chunk_backlog_bytes)
     policy = RetryPolicy(max_tries=fleet.max_tries)
     endings = Endings(desk, reports, parts.blobs, parts.clock, parts.uniform, policy)
-    backends = Backends(pool.base_urls, parts.uniform)
+    backends = Backends(pool, parts.uniform, gate, parts.steady_s, watched=parts.look is not None)
     starts = Starts(pool, reports, parts.blobs, parts.clock, parts.new_attempt)
     tries = Tries(pool, parts.model, backends, pump, parts.clock, knobs, presence.progress)
-    serving = Serving(desk, reports, endings, starts, tries, parts.clock, metrics.ended)
+    serving = Serving(desk, reports, endings, starts, tries, backends, parts.clock, metrics.ended)
     slots = Slots(budget, gate, backlog, serving, endings, parts.clock, knobs)
     presence.profile.in_flight = lambda: slots.in_flight
+    presence.profile.backends = backends.states
     return Crew(
         gate=gate,
         budget=budget,
@@ -101,6 +104,9 @@ def assembled(
         pump=pump,
         endings=endings,
         backends=backends,
+        backend_watch=BackendWatch(
+            pool, backends, parts.model, parts.look, parts.connections, parts.new_attempt, knobs
+        ),
         serving=serving,
         slots=slots,
         hand_over=HandOver(desk, reports, parts.blobs, parts.clock, knobs),

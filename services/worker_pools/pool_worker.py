@@ -17,6 +17,8 @@ from schemas.messages import CancelTask
 from services.core.fleet import Fleet, Pool
 from services.ports import InRecord
 from services.runtime.set_aside import fitted
+from services.worker_pools.away import away
+from services.worker_pools.backends import Backends
 from services.worker_pools.crew import Identity, assembled
 from services.worker_pools.held import Held, Phase, Position
 from services.worker_pools.intake import Odd, read_record
@@ -52,13 +54,15 @@ class PoolWorker:
         self._backlog, self._desk, self._reports = crew.backlog, crew.desk, crew.reports
         self._endings, self._slots, self._control = crew.endings, crew.slots, crew.control
         self._hand_over = crew.hand_over
+        self._away = away(identity, crew, parts, knobs)
         names = identity.names
         self._lanes: dict[str, Lane] = {
             priority: Lane(priority, names.lane_group(pool.name, priority), source, self, parts.clock, knobs)
             for priority, source in parts.lanes.items()
         }
         crew.presence.profile.owns = lambda: {
-            names.lane(pool.name, priority): lane.owned for priority, lane in self._lanes.items()
+            **{names.lane(pool.name, priority): lane.owned for priority, lane in self._lanes.items()},
+            **self._away.adoption.owns(),
         }
         self._limbo: dict[str, list[Held]] = {}
         self._odd: set[tuple[str, int, int]] = set()
@@ -77,6 +81,7 @@ class PoolWorker:
             "control_read": self._control.caught_up.is_set(),
             "fleet_read": self._crew.presence.view.caught_up.is_set(),
             "lanes_assigned": all(lane.ready() for lane in self._lanes.values()),
+            "backend_ready": "loading" not in self._crew.gate.reasons,
             "not_draining": not self._stop.is_set(),
         }
 
@@ -97,6 +102,10 @@ class PoolWorker:
     def beats_unsent(self) -> int:
         return self._crew.presence.beats.unsent
 
+    def backends(self) -> Backends:
+        """For those who show them."""
+        return self._crew.backends
+
     def in_flight(self) -> int:
         return self._slots.in_flight
 
@@ -115,6 +124,7 @@ class PoolWorker:
                 self._crew.pump.run(),
                 self._crew.presence.view.run(),
                 self._crew.presence.beats.run(),
+                self._crew.backend_watch.run(),
                 self._tick_forever(),
             )
         ]
@@ -127,6 +137,7 @@ class PoolWorker:
                 self._crew.gate.release("starting")
                 loops += [asyncio.create_task(self._serve_lane(lane)) for lane in self._lanes.values()]
                 loops.append(asyncio.create_task(self._hand_over.renew_forever()))
+                loops.append(asyncio.create_task(self._away.adoption.run()))
                 await first_of(stopping, *loops)
             await self._drain()
         finally:
@@ -155,6 +166,7 @@ class PoolWorker:
             self.turned_s = self._clock.now_s()
             self._desk.stones.purge(self.turned_s)
             self._slots.fill()
+            self._away.rerouting.tick()
 
     async def _end(self, loops: list[asyncio.Task[Any]]) -> None:
         self._slots.close()
@@ -198,6 +210,8 @@ class PoolWorker:
         reason = self._desk.take(found, position)
         if reason is not None:
             self._slots.spawn(self._endings.prune(found, reason))
+        elif found.positions:  # else it was known, or done
+            self._away.rerouting.arrived(found)
 
     async def _put_away(self, odd: Odd, position: Position) -> None:
         log.error(
@@ -258,6 +272,7 @@ class PoolWorker:
         """Nothing new starts; what waits goes back, what runs may finish, and is parked where it does not."""
         self._slots.close()
         self._desk.closing = True
+        leaving = asyncio.create_task(self._away.adoption.leave())
         for lane in self._lanes.values():
             lane.stop_polling()
         waiting = self._backlog.take_all()
@@ -269,6 +284,7 @@ class PoolWorker:
         for held in retries:
             self._slots.spawn(self._hand_over.leave(held, self._knobs.ack_timeout_s))
         await until(lambda: not self._slots.in_flight, self._knobs.drain_s)
+        await leaving
         for held in self._desk.all():
             if held.phase is Phase.TRYING and held.watch is not None:
                 held.watch.stop(Verdict("drain", FailureKind.INTERNAL))
