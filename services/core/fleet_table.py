@@ -6,6 +6,7 @@ machines matter to nobody; a reader that could not read for a while says so by `
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -121,6 +122,13 @@ class FleetTable:
         if member is None or not self._alive(member, now_s):
             return None
         return member.beat if partition in member.beat.owns.get(lane, ()) else None
+
+    def census(self, now_s: float) -> Counter[tuple[str, str]]:
+        """How many workers each pool has in each state, `dead` among them."""
+        return Counter(
+            (member.beat.pool, member.beat.state if self._alive(member, now_s) else "dead")
+            for member in self._members.values()
+        )
 
     def silent_s(self, pool: str, now_s: float) -> float | None:
         """Seconds since a worker of the pool last beat `ready` or `loading`; None where none ever did."""

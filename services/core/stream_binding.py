@@ -1,8 +1,9 @@
 """Which chunks of a task reach its streaming client, and how its stream ends. Never two attempts spliced.
 
 Law (LIFECYCLE, "A stream"): bound to the attempt of its first delivered content, repaired only from that
-attempt's terminal record, ended as interrupted when another attempt starts or decides after content. Before
-content another attempt takes over unseen: frames without content are held until there is some.
+attempt's terminal record, ended as interrupted when another attempt starts or decides after content, or its
+worker is dead. Before content another attempt takes over unseen: frames without content are held until there
+is some.
 
 Chunks and records come from two topics, so a record of an attempt may be read after a later attempt's
 content; only what stands behind the bound attempt's own start in `results` speaks against it.
@@ -141,6 +142,12 @@ class StreamBinding:
         self._tracks.pop(attempt, None)
         self._over.add(attempt)
         return NOTHING
+
+    def worker_died(self) -> Step:
+        """The worker of the bound attempt is dead. What an outcome has decided, it changes no more."""
+        if self._ended or self._outcome is not None or not self._delivered:
+            return NOTHING
+        return self._break(Broken(INTERRUPTED, close=True))
 
     def outcome(self, record: Terminal) -> Step:
         """The first terminal record; later ones change nothing."""

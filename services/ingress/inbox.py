@@ -16,6 +16,7 @@ import structlog
 from schemas.codec import SchemaError, Unknown, decode
 from schemas.headers import to_text
 from schemas.messages import TERMINAL, Message
+from services.ingress.bound_streams import BoundStreams
 from services.ingress.tracing import Arrival
 from services.ports import BusError, InRecord, LogReader, StartAt
 
@@ -42,6 +43,7 @@ class Listener:
         "abandoned",
         "decided",
         "hung_up",
+        "lost_worker",
         "news",
         "on_overflow",
         "streaming",
@@ -56,6 +58,7 @@ class Listener:
         self.news: deque[Message] = deque()
         self.decided: Arrival | None = None  # the task's first terminal record
         self.hung_up = False
+        self.lost_worker = False  # the one whose attempt this stream follows is dead
         self.abandoned = False  # the service ends before the answer came
         self.writing = False  # a write to the client is blocked, or about to return
         self.on_overflow: Callable[[], None] | None = None  # called once
@@ -80,6 +83,10 @@ class Listener:
         self.hung_up = True
         self.wake()
 
+    def lose_worker(self) -> None:
+        self.lost_worker = True
+        self.wake()
+
     def abandon(self) -> None:
         self.abandoned = True
         self.wake()
@@ -90,7 +97,7 @@ class Listener:
 
     async def wait(self, until: float) -> None:
         """Returns when there is something new, or at `until` (the event loop's clock)."""
-        if self.news or self.hung_up or self.abandoned:
+        if self.news or self.hung_up or self.lost_worker or self.abandoned:
             return
         self._wake = self._loop.create_future()
         timer = self._loop.call_at(until, self.wake)
@@ -102,9 +109,10 @@ class Listener:
 
 
 class Inbox:
-    """Reads both partitions and hands records to their listeners."""
+    """Reads both partitions and hands records to their listeners. `bound`: those with content."""
 
-    def __init__(self, results: LogReader, replies: LogReader) -> None:
+    def __init__(self, results: LogReader, replies: LogReader, bound: BoundStreams) -> None:
+        self.bound = bound
         self._readers = (results, replies)
         self._listeners: dict[bytes, Listener] = {}
         self._polled = [0.0, 0.0]

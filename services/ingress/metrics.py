@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.core.fleet import Pool
 from services.ingress.call_record import CallRecord
 
 OTHER = "other"
@@ -48,9 +49,17 @@ class _Histogram:
 class IngressMetrics(Collector):
     """Counts requests as they end; `text` is what /metrics answers."""
 
-    def __init__(self, models: Iterable[str], in_flight: Mapping[str, int]) -> None:
-        self._models = frozenset(models)
+    def __init__(
+        self,
+        pools: Iterable[Pool],
+        in_flight: Mapping[str, int],
+        census: Callable[[], Mapping[tuple[str, str], int]],
+    ) -> None:
+        pools = tuple(pools)
+        self._models = frozenset(pool.model for pool in pools)
+        self._pools = frozenset(pool.name for pool in pools)
         self._in_flight = in_flight
+        self._census = census
         self._requests: Counter[tuple[str, ...]] = Counter()
         self._tokens: Counter[tuple[str, ...]] = Counter()
         self._duration = _Histogram(
@@ -110,6 +119,11 @@ class IngressMetrics(Collector):
             ("pool",),
             in_flight,
         )
+        workers: Counter[tuple[str, ...]] = Counter()
+        for (pool, state), count in self._census().items():
+            workers[(pool if pool in self._pools else OTHER, state)] += count
+        name = "chimera_fleet_workers"
+        yield _counts(name, "gauge", name, "Workers, as they beat", ("pool", "state"), workers)
         for histogram in (self._duration, self._first_token, self._queue, self._stages):
             yield histogram.family()
 

@@ -16,6 +16,7 @@ from services.core.fleet import Fleet
 from services.core.fleet_table import FleetTable, stall_bounds
 from services.core.placement import RandomUnit, stable_partition
 from services.ingress.app import build_app
+from services.ingress.bound_streams import BoundStreams
 from services.ingress.calls import CallPorts, ModelCalls
 from services.ingress.dispatch import Dispatcher
 from services.ingress.edge import Edge
@@ -64,9 +65,10 @@ class Ingress:
         self._parts = parts
         self._connected = False
         self._ended = asyncio.Event()
-        self.inbox = Inbox(parts.results, parts.replies)
         table = FleetTable(stalled_after_s=stall_bounds(parts.fleet))
         self.view = FleetView(parts.fleet_log, table, parts.steady_s)
+        self.bound = BoundStreams(self.view, parts.knobs.lost_workers_every_s)
+        self.inbox = Inbox(parts.results, parts.replies, self.bound)
         self.dispatcher = Dispatcher(
             parts.publisher,
             parts.fleet,
@@ -81,13 +83,16 @@ class Ingress:
                 parts.submissions, parts.publisher, self.dispatcher, parts.blobs, parts.fleet, parts.knobs
             )
         )
-        metrics = IngressMetrics((pool.model for pool in parts.fleet.pools), self.dispatcher.load.by_pool)
+        metrics = IngressMetrics(parts.fleet.pools, self.dispatcher.load.by_pool, self._census)
         calls = ModelCalls(
             CallPorts(
                 parts.fleet, self.inbox, self.dispatcher, parts.blobs, parts.keys, parts.instance, parts.knobs
             )
         )
         self.app: Edge = build_app(calls, parts.fleet, parts.keys, metrics, self.ready, self.shown)
+
+    def _census(self) -> Mapping[tuple[str, str], int]:
+        return self.view.table.census(self.view.now_s())
 
     def ready(self) -> Mapping[str, bool]:
         connected = self._connected and not self.dispatcher.bus_is_away()
@@ -105,7 +110,8 @@ class Ingress:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.inbox.run())
             group.create_task(self.submissions.run())
-            endless = [group.create_task(self._age_blobs()), group.create_task(self.view.run())]
+            work = (self._age_blobs(), self.view.run(), self.bound.watch())
+            endless = [group.create_task(each) for each in work]
             await self._ended.wait()
             for task in endless:
                 task.cancel()

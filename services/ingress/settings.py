@@ -17,6 +17,7 @@ class IngressKnobs:
 
     ping_s: float = 10.0  # between the pings of a silent stream
     repair_s: float = 0.25  # from the outcome to the repair of chunks that are missing
+    lost_workers_every_s: float = 0.5  # between looks whether the workers of streams are dead
     grace_s: float = 1.0  # how long past the deadline the log's own word is waited for
     send_again_s: float = 0.5  # pause after a record that was not acknowledged
     key_poll_s: float = 0.2
@@ -35,6 +36,7 @@ class IngressKnobs:
             self,
             ping_s=self.ping_s * factor,
             repair_s=self.repair_s * factor,
+            lost_workers_every_s=max(0.05, self.lost_workers_every_s * factor),
             grace_s=self.grace_s * factor,
             send_again_s=self.send_again_s * factor,
             key_poll_s=self.key_poll_s * factor,

@@ -51,6 +51,7 @@ class Follower:
         self._gives_up_at = waiting.call.gives_up_at()
         self._repair_at: float | None = None
         self._outcome: Terminal | None = None
+        self._workers: dict[str, str] = {}  # by attempt
         self.binding = StreamBinding(include_usage=waiting.call.admitted.include_usage)
 
     @property
@@ -63,6 +64,10 @@ class Follower:
         listener = self._waiting.listener
         while True:
             step = self._hear()
+            self._follow_worker()
+            if listener.lost_worker and step.end is None:
+                listener.lost_worker = False
+                step = Step(step.events, self.binding.worker_died().end)
             if step.events or step.end is not None:
                 return step
             now = self._loop.time()
@@ -100,6 +105,7 @@ class Follower:
         if isinstance(message, ReplyChunk):
             return self.binding.chunk(message)
         if isinstance(message, AttemptStarted):
+            self._workers[message.run.attempt] = message.run.worker
             return self.binding.started(message.run.attempt)
         if isinstance(message, AttemptFailed):
             return self.binding.attempt_failed(message.run.attempt)
@@ -107,6 +113,13 @@ class Follower:
             self._outcome = self._outcome or message
             return self.binding.outcome(message)
         return NOTHING
+
+    def _follow_worker(self) -> None:
+        """From the first content on its worker's death ends the stream; before, another try takes over."""
+        if self._waiting.worker is None and self.binding.delivered:
+            worker = self._workers.get(self.binding.attempt or "")
+            if worker is not None:
+                self._waiting.follow(worker)
 
     async def _repair(self) -> Step:
         """From the outcome's own answer: a claimed one is fetched first."""

@@ -39,11 +39,17 @@ class Waiting:
         self._lane = lane
         self._inbox = inbox
         self._dispatcher = dispatcher
+        self.worker: str | None = None
         self._held = True
         self._open = False  # the broker may have the task, and nobody has closed it
         inbox.register(call.task_id, self.listener)
         dispatcher.load.take(call.pool.name, lane)
         self._watch = asyncio.create_task(watch_client(receive, self.listener))
+
+    def follow(self, worker: str) -> None:
+        """The stream has content of an attempt of this worker."""
+        self.worker = worker
+        self._inbox.bound.add(worker, self.listener)
 
     async def send(self) -> None:
         """Sends the task. Raises NotAccepted, unless its outcome has been read before the acknowledgement.
@@ -90,6 +96,8 @@ class Waiting:
                 self.disown()  # whatever broke off the wait, the model must not run on
             self.call.record.decided = self.listener.decided
             self._watch.cancel()
+            if self.worker is not None:
+                self._inbox.bound.remove(self.worker, self.listener)
             self._inbox.forget(self.call.task_id)
             self._dispatcher.load.release(self.call.pool.name, self._lane)
 

@@ -1,0 +1,44 @@
+"""Streams that have begun, by the worker whose attempt they follow: they end when it is dead in `fleet`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import structlog
+
+from services.runtime.fleet_view import FleetView
+
+_log = structlog.get_logger("chimera.ingress")
+
+
+class Stream(Protocol):
+    def lose_worker(self) -> None: ...
+
+
+class BoundStreams:
+    """Looked through every so often, and only while there are any."""
+
+    def __init__(self, view: FleetView, every_s: float) -> None:
+        self._view, self._every_s = view, every_s
+        self._streams: dict[str, set[Stream]] = {}
+
+    def add(self, worker: str, stream: Stream) -> None:
+        self._streams.setdefault(worker, set()).add(stream)
+
+    def remove(self, worker: str, stream: Stream) -> None:
+        following = self._streams.get(worker, set())
+        following.discard(stream)
+        if not following:
+            self._streams.pop(worker, None)
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            now_s, table = self._view.now_s(), self._view.table
+            for worker in [worker for worker in self._streams if table.is_dead(worker, now_s)]:
+                following = self._streams.pop(worker)
+                _log.warning("streams lose their worker", worker=worker, streams=len(following))
+                for stream in following:
+                    stream.lose_worker()
