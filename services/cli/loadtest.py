@@ -9,9 +9,13 @@ import orjson
 from cyclopts import App
 from rich.console import Console
 
+from loadtest.chaos.report import totals
+from loadtest.chaos.run import ChaosOptions, run_chaos
 from loadtest.durable.run import run_durable
 from loadtest.kills.run import VICTIMS, KillOptions, run_kills
 from loadtest.overhead.run import OverheadOptions, measure_overhead
+from loadtest.peers.run import PeerOptions, run_peers
+from loadtest.peers.throughput import run_beside
 from services.adapters.kafka.traits import BrokerKind
 
 loadtest_app = App(name="loadtest", help="Benchmarks and fault schedules on real processes.")
@@ -89,7 +93,87 @@ def kills(
 
 
 @loadtest_app.command
+def chaos(
+    *,
+    seed: int = 1,
+    count: int = 1,
+    seconds: float = 20.0,
+    rate: float = 45.0,
+    time_scale: float = 1.0,
+    report: Path = Path("reports/chaos.json"),
+) -> None:
+    """Break every part of a fleet under load on three Kafka nodes, and check what four readers say of it.
+
+    Exits 1 on a breach: an accepted task without exactly one outcome that is the same for the client, the
+    ingress, the rows and the log; an attempt without its ledger row; a fleet that is not live again in time.
+    What breaches are read from is kept beside the report.
+
+    Parameters
+    ----------
+    seed
+        The first seed; each draws its faults and its load.
+    count
+        How many seeds, one after the other on the same fleet.
+    seconds
+        How long faults are done in each seed.
+    rate
+        Calls a second.
+    time_scale
+        Multiplies the services' own timers.
+    report
+        Where the figures go as JSON.
+    """
+    seeds = tuple(range(seed, seed + count))
+    evidence = report.parent / report.stem
+    options = ChaosOptions(seeds, seconds, rate, time_scale, evidence=evidence)
+    reports = asyncio.run(run_chaos(options, console.print))
+    for line in totals(reports):
+        console.print(line)
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_bytes(orjson.dumps([one.as_json() for one in reports], option=orjson.OPT_INDENT_2))
+    if any(one.breaches for one in reports):
+        raise SystemExit(1)
+
+
+@loadtest_app.command
 def durable(*, tasks: int = 60_000) -> None:
     """No-op tasks preloaded on Apache Kafka, one worker, PostgreSQL: how many a second reach the ledger."""
     for line in asyncio.run(run_durable(tasks, console.print)).lines():
+        console.print(line)
+
+
+@loadtest_app.command
+def peers(
+    *,
+    seed: int = 1,
+    times: int = 4,
+    rate: float = 20.0,
+    gap_s: float = 10.0,
+    visibility_s: int = 10,
+    environment: Path = Path(".venv-peers"),
+) -> None:
+    """The same load and kills on Chimera, Celery + Redis and taskiq-aio-kafka: lost, doubled, recovery.
+
+    Parameters
+    ----------
+    seed
+        Draws order and instants of the kills.
+    times
+        Kills of each of worker and broker.
+    rate
+        Tasks a second.
+    gap_s
+        Seconds between two kills, on average.
+    visibility_s
+        Celery's visibility time-out on Redis; its default is 3600.
+    environment
+        Where the peers' own Python environment is made, from their lock file.
+    """
+    asyncio.run(run_peers(PeerOptions(seed, times, rate, gap_s, visibility_s, environment), console.print))
+
+
+@loadtest_app.command
+def beside(*, tasks: int = 20_000, rounds: int = 3, environment: Path = Path(".venv-peers")) -> None:
+    """Durable no-op tasks a second, Chimera's and Dramatiq's on Redis, in turns."""
+    for line in asyncio.run(run_beside(tasks, rounds, environment, console.print)).lines():
         console.print(line)

@@ -31,7 +31,7 @@ async def order(running: RunningFleet, pool: str, mode: PoolMode | None, reason:
 
 
 async def emptied(running: RunningFleet, pool: str, *, within_s: float) -> int:
-    """Waits until nothing is undone on the pool's lanes; how many offsets are, at the end. Raises BusError."""
+    """Waits until all on the pool's lanes is done; how many offsets are not, at the end. Raises BusError."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while True:
