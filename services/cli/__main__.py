@@ -17,6 +17,7 @@ from services.adapters.kafka.traits import BrokerKind
 from services.cli.dead import dead_app
 from services.cli.detached import start_detached
 from services.cli.loadtest import loadtest_app
+from services.cli.pools import pools_app
 from services.cli.processes import StateDir
 from services.cli.run_record import stop_run
 from services.cli.schemas import schemas_app
@@ -33,6 +34,7 @@ app.command(loadtest_app)
 app.command(schemas_app)
 app.command(dead_app)
 app.command(task_app)
+app.command(pools_app)
 console = Console(highlight=False, soft_wrap=True)
 
 StateOption = Annotated[

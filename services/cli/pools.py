@@ -1,0 +1,226 @@
+"""`chimera pools [list|pause|resume|drain]`: the fleet as its heartbeats show it, and orders to its pools."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from schemas.codec import encode, message_headers
+from schemas.fleet_messages import PoolMode, PoolOrder
+from services.adapters.kafka.log_reader import KafkaLogReader
+from services.cli.bus_reading import publisher_of
+from services.cli.running_fleet import RunningFleet, find_fleet
+from services.core.fleet_table import DEAD_AFTER_S, FleetTable, Member, stall_bounds
+from services.ports import OutRecord
+from services.runtime.fleet_view import FleetView
+
+pools_app = App(name="pools", help="The pools: who works in them, and orders to pause, resume or drain one.")
+console = Console(highlight=False, soft_wrap=True)
+StateOption = Annotated[Path, Parameter(name="--state-dir", help="where `chimera up` keeps its record")]
+BootstrapOption = Annotated[
+    str | None, Parameter(name=("--bootstrap-servers", "--bootstrap"), help="of another fleet's broker")
+]
+_ANSWER_S = 15.0
+_LOOK_S = 0.05
+_LOSSES = "no fleet runs there, or its broker is away"
+
+
+@pools_app.default
+def show(
+    *, json: bool = False, state_dir: StateOption = Path(".chimera"), bootstrap: BootstrapOption = None
+) -> None:
+    """Show every pool: its mode, its workers by state, slots, what runs and what waits."""
+    shown = asyncio.run(_look(_running(state_dir, bootstrap)))
+    if json:
+        print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print(shown)
+
+
+@pools_app.command(name="list")
+def list_(
+    *, json: bool = False, state_dir: StateOption = Path(".chimera"), bootstrap: BootstrapOption = None
+) -> None:
+    """The same as `chimera pools`."""
+    show(json=json, state_dir=state_dir, bootstrap=bootstrap)
+
+
+@pools_app.command
+def pause(
+    name: str,
+    *,
+    reason: str = "",
+    json: bool = False,
+    state_dir: StateOption = Path(".chimera"),
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Start nothing in a pool: what runs ends, what waits stays where it is."""
+    _order(name, "paused", reason, json, _running(state_dir, bootstrap))
+
+
+@pools_app.command
+def resume(
+    name: str,
+    *,
+    reason: str = "",
+    json: bool = False,
+    state_dir: StateOption = Path(".chimera"),
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Let a paused or draining pool work again."""
+    _order(name, "running", reason, json, _running(state_dir, bootstrap))
+
+
+@pools_app.command
+def drain(
+    name: str,
+    *,
+    reason: str = "",
+    json: bool = False,
+    state_dir: StateOption = Path(".chimera"),
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Start nothing in a pool: what runs ends, what waits moves to other pools where it may."""
+    _order(name, "draining", reason, json, _running(state_dir, bootstrap))
+
+
+def _running(state_dir: Path, bootstrap: str | None) -> RunningFleet:
+    given = {} if bootstrap is None else {"CHIMERA_KAFKA_BOOTSTRAP_SERVERS": bootstrap}
+    return find_fleet(state_dir, {**os.environ, **given})
+
+
+def _order(name: str, mode: PoolMode, reason: str, as_json: bool, running: RunningFleet) -> None:
+    order = PoolOrder(
+        sent_ms=time.time_ns() // 1_000_000,
+        pool=name,
+        mode=mode,
+        by=f"{getpass.getuser()}@{socket.gethostname()}",
+        reason=reason,
+    )
+    asyncio.run(_send(order, running))
+    if as_json:
+        print(orjson.dumps({"pool": name, "mode": mode, "by": order.by, "reason": reason}).decode())
+    else:
+        console.print(f"{name}: {mode}")
+
+
+async def _send(order: PoolOrder, running: RunningFleet) -> None:
+    known = {pool.name for pool in running.fleet.pools}
+    if order.pool not in known:
+        raise ValueError(f"no pool {order.pool!r}: expected one of {', '.join(sorted(known))}")
+    record = OutRecord(running.names.fleet, order.key.encode(), encode(order), message_headers(order))
+    async with _answering(running), publisher_of(running) as publisher:
+        await publisher.send(record, timeout_s=_ANSWER_S)
+
+
+async def _look(running: RunningFleet) -> list[dict[str, Any]]:
+    """Every pool of the fleet file, and those that are in the fleet all the same."""
+    async with _answering(running):
+        view = await _heard(running)
+    now_s, table = view.now_s(), view.table
+    members = tuple(table.members())
+    named = [pool.name for pool in running.fleet.pools]
+    others = sorted({member.beat.pool for member in members} - set(named))
+    return [
+        _pool(name, table, [member for member in members if member.beat.pool == name], now_s)
+        for name in (*named, *others)
+    ]
+
+
+@asynccontextmanager
+async def _answering(running: RunningFleet) -> AsyncIterator[None]:
+    """Raises ValueError where the broker does not answer in time."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            yield
+    except TimeoutError:
+        where = running.bootstrap_servers
+        raise ValueError(f"nothing answers at {where} within {_ANSWER_S:g} s: {_LOSSES}") from None
+
+
+async def _heard(running: RunningFleet) -> FleetView:
+    """The fleet, once everybody in it has beaten again or is dead."""
+    reader = KafkaLogReader(
+        running.bootstrap_servers,
+        running.traits,
+        topic=running.names.fleet,
+        partitions=[0],
+        client_id="chimera-cli-pools",
+        fetch_max_wait_ms=running.traits.fetch_max_wait_ms["control"],
+    )
+    view = FleetView(reader, FleetTable(stalled_after_s=stall_bounds(running.fleet)), time.monotonic)
+    following = asyncio.create_task(view.run())
+    try:
+        await view.caught_up.wait()
+        since_s = time.monotonic()
+        while time.monotonic() < since_s + DEAD_AFTER_S and not _all_heard(view, since_s):
+            await asyncio.sleep(_LOOK_S)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    return view
+
+
+def _all_heard(view: FleetView, since_s: float) -> bool:
+    now_s, table = view.now_s(), view.table
+    return all(
+        member.heard_s > since_s or table.is_dead(member.beat.worker, now_s) for member in table.members()
+    )
+
+
+def _pool(name: str, table: FleetTable, members: list[Member], now_s: float) -> dict[str, Any]:
+    order = table.order(name)
+    alive = [member.beat for member in members if not table.is_dead(member.beat.worker, now_s)]
+    dead = [member for member in members if table.is_dead(member.beat.worker, now_s)]
+    census = table.census(now_s)
+    return {
+        "pool": name,
+        "mode": table.mode(name),
+        "reason": order.reason if order is not None else "",
+        "by": order.by if order is not None else "",
+        "workers": {state: census[name, state] for state in ("ready", "loading", "draining", "dead")},
+        "slots": sum(beat.slots for beat in alive),
+        "in_flight": sum(beat.in_flight for beat in alive),
+        "queued": sum(beat.queued for beat in alive),
+        "queue_seconds": round(sum(beat.queue_seconds for beat in alive), 3),
+        "dead": [_dead(member, now_s) for member in dead],
+    }
+
+
+def _dead(member: Member, now_s: float) -> dict[str, Any]:
+    silent_s = now_s - member.heard_s
+    why = "silent" if silent_s >= DEAD_AFTER_S else "no progress"
+    return {"worker": member.beat.worker, "why": why, "for_s": round(max(silent_s, member.beat.quiet_s), 1)}
+
+
+def _print(shown: list[dict[str, Any]]) -> None:
+    states = ("ready", "loading", "draining", "dead")
+    table = Table("pool", "mode", *states, "slots", "in flight", "queued", "queue s")
+    for pool in shown:
+        workers: Mapping[str, int] = pool["workers"]
+        counts = [str(workers[state]) for state in states]
+        figures = [str(pool[name]) for name in ("slots", "in_flight", "queued", "queue_seconds")]
+        table.add_row(pool["pool"], _mode(pool), *counts, *figures)
+    console.print(table)
+    for pool in shown:
+        for dead in pool["dead"]:
+            console.print(
+                f"dead: {dead['worker']} ({pool['pool']}), {dead['why']} for {dead['for_s']} s", markup=False
+            )
+
+
+def _mode(pool: Mapping[str, Any]) -> str:
+    return f"{pool['mode']} ({escape(pool['reason'])})" if pool["reason"] else str(pool["mode"])
