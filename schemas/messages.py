@@ -109,7 +109,9 @@ class SubmitTask(Message):
 
     `task_id` is minted by the producer (a uuid, say): the same id sent again is the same task, with one
     outcome. `body` is what `POST /v1/chat/completions` takes (`kind` completion: `/v1/completions`); its
-    `model` names a pool, a model or `auto`; its `stream` changes nothing, for nobody is streamed to.
+    `model` names a pool, a model or `auto`; its `stream` changes nothing, for nobody is streamed to. Of `kind`
+    tool it is `{"name": ..., "arguments": {...}}`, with `model` where not any pool of tools will do; the
+    answer is `{"result": ...}`.
 
     Wire headers: `type: SubmitTask` and `v: 1`, else the record is not read. Optional: `deadline` (absolute,
     ms since the epoch, at most 7 days ahead; default: the record's time and what its priority has),
@@ -119,7 +121,7 @@ class SubmitTask(Message):
     (UTF-8) modulo the number of partitions, and the row of `tasks`.
     """
 
-    kind: TaskKind = "chat"  # so far chat and completion are admitted
+    kind: TaskKind = "chat"  # chat, completion and tool are admitted
     tenant: str = "default"
     priority: Priority = "standard"
     objective: Objective = "balanced"

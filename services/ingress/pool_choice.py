@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from services.core.admission import Admitted, BodyKind
+from schemas.messages import TaskKind
+from services.core.admission import Admitted
 from services.core.call_options import CallOptions
 from services.core.fleet import Fleet, Pool
 from services.core.routing import Load, Need, NoneAble, UnknownModel, route
 from services.ingress.errors import ApiError
 
 
-def pool_for(kind: BodyKind, admitted: Admitted, options: CallOptions, fleet: Fleet, load: Load) -> Pool:
+def pool_for(kind: TaskKind, admitted: Admitted, options: CallOptions, fleet: Fleet, load: Load) -> Pool:
     """Raises ApiError: 404 for an unknown model, 400 where no pool is able."""
     need = Need(
         kind=kind,

@@ -19,6 +19,7 @@ from services.core.call_options import CallOptions
 from services.core.field_checks import Refusal, expected
 from services.core.fleet import Fleet, Pool
 from services.core.routing import Load
+from services.core.tool_task import admit_tool
 from services.ingress.errors import ApiError, deadline_passed, refused
 from services.ingress.pool_choice import pool_for
 from services.ports import BlobStore, InRecord
@@ -121,8 +122,8 @@ async def route_submission(
         deadline_ms = found.deadline_ms()
         if now_ms >= deadline_ms:
             raise deadline_passed()
-        if found.task.kind not in ("chat", "completion"):
-            raise refused(expected("kind", "chat or completion"))
+        if found.task.kind == "embedding":
+            raise refused(expected("kind", "chat, completion or tool"))
         body = await _body(found.task, blobs)
         pool, admitted = _admitted(found.task, found.task.kind, body, fleet, load)
     except ApiError as error:
@@ -147,9 +148,11 @@ async def _body(task: SubmitTask, blobs: BlobStore) -> Any:
         ) from None
 
 
-def _admitted(task: SubmitTask, kind: BodyKind, body: Any, fleet: Fleet, load: Load) -> tuple[Pool, Admitted]:
+def _admitted(
+    task: SubmitTask, kind: BodyKind | Literal["tool"], body: Any, fleet: Fleet, load: Load
+) -> tuple[Pool, Admitted]:
     """Raises ApiError."""
-    verdict = admit(kind, body)
+    verdict = admit_tool(body) if kind == "tool" else admit(kind, body)
     if isinstance(verdict, Refusal):
         raise refused(verdict)
     options = CallOptions(

@@ -44,8 +44,9 @@ class AnthropicBackend:
         await self._calls.aclose()
 
     async def answers(self, base_url: str) -> bool:
-        """Whether the server says anything at all to `GET /v1/models` within two seconds."""
-        return await self._calls.answers(base_url, "/v1/models")
+        """Whether the server says anything but a failure to `GET /v1/models` within two seconds."""
+        status = await self._calls.status(base_url, "/v1/models")
+        return status is not None and status < 500
 
     async def events(self, call: ModelCall) -> AsyncIterator[Batch]:
         """See ports.ModelClient. RESET: broken before any chunk; INTERRUPTED: after one."""

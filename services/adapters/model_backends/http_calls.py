@@ -39,8 +39,8 @@ class HttpCalls:
     async def aclose(self) -> None:
         await self.connections.aclose()
 
-    async def answers(self, base_url: str, path: str = "") -> bool:
-        """Whether the server says anything but a failure of its own to a GET, within two seconds."""
+    async def status(self, base_url: str, path: str = "") -> int | None:
+        """What the server says to a GET within two seconds; None: nothing."""
         try:
             async with self.connections.session(base_url).get(
                 yarl.URL(base_url + path),
@@ -48,9 +48,9 @@ class HttpCalls:
                 timeout=aiohttp.ClientTimeout(total=_PROBE_S),
                 allow_redirects=False,
             ) as response:
-                return response.status < 500
+                return response.status
         except LIBRARY_ERRORS:
-            return False
+            return None
 
     async def opened(self, call: ModelCall) -> aiohttp.ClientResponse:
         """The response with its head. Raises BackendFault."""

@@ -19,6 +19,8 @@ from services.core import tool_task
 from services.core.tool_task import MOST_RESULT_BYTES
 from services.ports import BackendFault, ModelCall
 
+_NO_UPSTREAM = frozenset({502, 503, 504})  # a proxy answers, the service behind it does not
+
 
 class HttpToolBackend:
     """Calls services with at most `slots` tries at once; the key, if any, is a bearer token."""
@@ -36,8 +38,9 @@ class HttpToolBackend:
         await self._calls.aclose()
 
     async def answers(self, base_url: str) -> bool:
-        """Whether the service says anything at all, be it that it takes no GET, within two seconds."""
-        return await self._calls.answers(base_url)
+        """Whether the service says anything within two seconds, be it that a GET is not for it."""
+        status = await self._calls.status(base_url)
+        return status is not None and status not in _NO_UPSTREAM
 
     async def events(self, call: ModelCall) -> AsyncIterator[Batch]:
         """See ports.ModelClient: one event, `{"result": ...}`."""
