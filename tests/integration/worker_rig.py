@@ -99,6 +99,7 @@ class WorkerRig:
         self.publisher = FakePublisher(self.bus)
         self._ids = itertools.count(1)
         self._workers: list[Running] = []
+        self.watched: dict[str, Any] = {}  # `look` and `connections`, where backends are asked beside tries
 
     async def work(self, worker_id: str = "worker-1", client: ModelClient | None = None) -> Running:
         """Starts a worker and returns once it is ready."""
@@ -106,15 +107,11 @@ class WorkerRig:
         await durable.start()
         await chunks.start()
         sources: dict[Priority, FakeGroupSource] = {
-            priority: FakeGroupSource(
-                self.bus,
-                topic=NAMES.lane(self.pool.name, priority),
-                group=NAMES.lane_group(self.pool.name, priority),
-            )
-            for priority in PRIORITIES
+            priority: self._source(self.pool.name, priority) for priority in PRIORITIES
         }
         parts = WorkerParts(
             lanes=sources,
+            lane_source=self._source,
             control=FakeLogReader(self.bus, topic=NAMES.control, partitions=[0]),
             fleet=FakeLogReader(self.bus, topic=NAMES.fleet, partitions=[0]),
             durable=durable,
@@ -124,6 +121,7 @@ class WorkerRig:
             clock=WallClock(),
             uniform=random.Random(1).random,
             new_attempt=lambda: str(uuid_utils.uuid7()),
+            **self.watched,
         )
         worker = PoolWorker(
             self.pool,
@@ -139,6 +137,11 @@ class WorkerRig:
         if running.task.done():
             running.task.result()
         return running
+
+    def _source(self, pool: str, priority: Priority) -> FakeGroupSource:
+        return FakeGroupSource(
+            self.bus, topic=NAMES.lane(pool, priority), group=NAMES.lane_group(pool, priority)
+        )
 
     async def close(self) -> None:
         for running in self._workers:
