@@ -91,7 +91,7 @@ def work_s(beat: WorkerBeat, age_s: float, usual_s: float) -> float:
 def _standing(beat: WorkerBeat) -> Standing:
     if beat.state != "ready":
         return beat.state
-    out = beat.backends and all(one.breaker == "open" for one in beat.backends)
+    out = beat.backends and all(one.breaker == "open" or one.health == "unavailable" for one in beat.backends)
     return "stuck" if out else "ready"
 
 

@@ -11,6 +11,7 @@ import structlog
 from schemas.failures import FAILURE_FACTS, FailureKind
 from schemas.messages import AttemptFailed, Envelope, Failure, TaskFailed, TaskKind, TaskSucceeded
 from schemas.payload import INLINE_LIMIT_BYTES, Claim, Payload
+from services.core.reroute import Move
 from services.core.retry import (
     FailedTry,
     GiveUp,
@@ -29,7 +30,8 @@ from services.worker_pools.reports import Reports
 from services.worker_pools.tries import TryEnd
 
 T = TypeVar("T")
-NextPlace = Literal["local", "parked", "closed"]
+Send = Callable[[Held, Move], Awaitable[None]]
+NextPlace = Literal["local", "parked", "moved", "closed"]
 
 log = structlog.get_logger(__name__)
 _BLOB_AGAIN_S = 0.5
@@ -37,7 +39,11 @@ _OURS = Failure(kind=FailureKind.INTERNAL, message="the worker failed")
 
 
 class Endings:
-    """Everything here waits for acknowledgements; a task's slot is free before it begins."""
+    """Everything here waits for acknowledgements; a task's slot is free before it begins.
+
+    `elsewhere`: the lane where a task that failed is tried next, and what writes it there, where that is not
+    to be here.
+    """
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class Endings:
         self._clock = clock
         self._uniform = uniform
         self._policy = policy
+        self.elsewhere: Callable[[Held], tuple[Move, Send] | None] = lambda _: None
 
     async def settle(self, held: Held, kind: TaskKind, keep_answer: bool, end: TryEnd) -> None:
         """Writes what the end of a try means; then the task is let go of, or waits for its next try."""
@@ -89,7 +96,10 @@ class Endings:
     async def _failed(self, held: Held, kind: TaskKind, end: TryEnd, failure: Failure) -> None:
         step = self._next(held, end, failure)
         held.headers = self._spent(held, end, charged=True)
-        if isinstance(step, Local) and not (held.lent or self._desk.closing):
+        other = None if isinstance(step, GiveUp) else self.elsewhere(held)
+        if other is not None:
+            await self._move(held, end, failure, *other)
+        elif isinstance(step, Local) and not (held.lent or self._desk.closing):
             due_s = self._clock.now_s() + step.delay_s
             held.headers = held.headers.with_changes(not_before_ms=int(due_s * 1000))
             record = self._attempt_failed(held, end, failure, "local", charged=True)
@@ -107,7 +117,7 @@ class Endings:
             tries=held.headers.tries + 1,
             deadline_s=held.headers.deadline_ms / 1000,
             content_streamed=end.streamed,
-            retry_after_s=failure.retry_after_s,
+            retry_after_s=None if end.elsewhere else failure.retry_after_s,
         )
         return after_failure(failed, self._policy, self._clock.now_s(), self._uniform())
 
@@ -123,6 +133,16 @@ class Endings:
             held, end, failure, "parked", charged=charged, due_ms=due_ms, envelope=held.envelope()
         )
         await self._reports.deliver(record)
+        self._desk.let_go(held, ended=False)
+
+    async def _move(self, held: Held, end: TryEnd, failure: Failure, move: Move, send: Send) -> None:
+        """Its old lane record holds the task until the new one does.
+
+        The try's end is said before: behind the records of the next one it would close a row of theirs.
+        """
+        record = self._attempt_failed(held, end, failure, "moved", charged=True, lane=move.lane)
+        await self._reports.deliver(record)
+        await send(held, move)
         self._desk.let_go(held, ended=False)
 
     async def _closed(self, held: Held, end: TryEnd, reason: str, failure: Failure) -> None:
@@ -194,6 +214,7 @@ class Endings:
         *,
         charged: bool,
         due_ms: int | None = None,
+        lane: str | None = None,
         envelope: Envelope | None = None,
     ) -> Any:
         message = AttemptFailed.model_construct(
@@ -206,6 +227,7 @@ class Endings:
             next=next_,
             charged=charged,
             due_ms=due_ms,
+            lane=lane,
             envelope=envelope,
         )
         return self._reports.result(held, message)

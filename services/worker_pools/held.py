@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.headers import TaskHeaders
 from schemas.messages import Envelope
+from services.core.reroute import TaskFacts
 from services.runtime.group_offsets import Place
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Held:
     lent: bool = False
     tenant: str = "default"
     claimed_value: bytes | None = None
+    facts: TaskFacts | None = None  # what its value says, once somebody had to know before it starts
     failed_at: str | None = None  # the backend of the last failed try: the next one goes elsewhere if it can
 
     @property

@@ -1,0 +1,42 @@
+"""What a worker does for tasks that are better off elsewhere, put together once: its own, and orphans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.worker_pools.adopted_lane import AdopterParts
+from services.worker_pools.adoption import Adoption
+from services.worker_pools.crew import Crew, Identity
+from services.worker_pools.moving import Moving
+from services.worker_pools.parts import WorkerParts
+from services.worker_pools.rerouting import Rerouting
+from services.worker_pools.settings import WorkerKnobs
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """`moving.moved` counts what both of the others sent to other lanes."""
+
+    moving: Moving
+    rerouting: Rerouting
+    adoption: Adoption
+
+
+def away(identity: Identity, crew: Crew, parts: WorkerParts, knobs: WorkerKnobs) -> Away:
+    """Nothing runs yet. The heartbeat tells what is adopted."""
+    moving = Moving(identity.fleet, crew.view, crew.reports)
+    adopters = AdopterParts(
+        identity.worker,
+        identity.fleet,
+        moving,
+        crew.reports,
+        crew.desk,
+        parts.blobs,
+        parts.clock,
+        parts.new_attempt,
+        knobs,
+    )
+    beats, profile = crew.presence.beats, crew.presence.profile
+    adoption = Adoption(identity.pool.name, crew.view, parts.lane_source, adopters, beats.changed)
+    profile.adopted = adoption.adopted
+    return Away(moving, Rerouting(identity.worker, identity.pool, crew, moving, parts.clock, knobs), adoption)
