@@ -1,6 +1,6 @@
 """Celery on Redis, as its docs say for work that must not be lost.
 
-That is acks_late, reject_on_worker_lost and a prefetch of 1. The visibility time-out is what brings the work of
+That is acks_late, reject_on_worker_lost and a prefetch of 1. The visibility time-out brings the work of
 a killed worker back; its default is an hour, here it is seconds.
 """
 
