@@ -10,9 +10,11 @@ from typing import Any
 
 import httpx
 
+from schemas.codec import encode, message_headers
 from schemas.fleet_messages import WorkerBeat
 from services.core.fleet_table import DEAD_AFTER_S, stall_bounds
 from services.ingress.settings import IngressKnobs
+from services.ports import OutRecord
 from tests.chat_bodies import answer_of, ask, delta, events_of, joined_text
 from tests.ingress_bench import FLEET, Bench, eventually, ingress_bench
 
@@ -24,7 +26,8 @@ def stream(client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
 async def beat(bench: Bench, worker: str, **fields: Any) -> None:
     said = {"pool": "chat-fast", "state": "ready", "slots": 2, "in_flight": 1, **fields}
     message = WorkerBeat(sent_ms=1, worker=worker, **said)
-    await bench.write(bench.names.fleet, message.key, message, 0)
+    record = OutRecord(bench.names.fleet, message.key.encode(), encode(message), message_headers(message), 0)
+    await bench.publisher.send(record, timeout_s=5)
 
 
 @asynccontextmanager
