@@ -29,7 +29,7 @@ Broker = LocalBroker | KafkaNode | KafkaCluster
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """`fleet_text` is a fleet file; `database_url` None takes SQLite in the work folder. `nodes`: of Kafka."""
+    """`fleet_text` is a fleet file; `database_url` None takes SQLite in the work folder; `nodes` of Kafka."""
 
     workdir: Path
     fleet_text: str

@@ -19,6 +19,7 @@ import uvloop
 from infra.launcher import module_command, project_environment
 from loadtest.chaos.words import answer_of
 from loadtest.model_server.__main__ import run
+from loadtest.model_server.attempts import AttemptRecord
 from loadtest.model_server.http_edge import Exchange, Request
 from loadtest.model_server.process import ModelServerProcess
 from loadtest.model_server.server import CALLS, ModelServer
@@ -90,6 +91,19 @@ class MoodyProcess(ModelServerProcess):
         async with httpx.AsyncClient(timeout=_ASK_S, trust_env=False) as client:
             answer = await client.post(f"{self.root_url}{MOOD_PATH}", json={"mood": mood, "share": share})
             answer.raise_for_status()
+
+    async def in_flight(self) -> int:
+        """How many calls it works on."""
+        async with httpx.AsyncClient(timeout=_ASK_S, trust_env=False) as client:
+            answer = await client.get(f"{self.root_url}/state")
+        return int(answer.json()["in_flight"])
+
+    def log_of(self, run_id: str) -> list[AttemptRecord]:
+        """The ended attempts of one run."""
+        file = self.settings.log_file
+        lines = file.read_bytes().splitlines() if file is not None and file.exists() else []
+        marker = f'"{run_id}-'.encode()
+        return [AttemptRecord.model_validate_json(line) for line in lines if marker in line]
 
 
 def main() -> None:

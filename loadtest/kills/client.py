@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from httpx_aiohttp import HttpxAiohttpClient
@@ -14,7 +16,11 @@ TIMEOUT_S = 90.0
 
 @dataclass(slots=True)
 class Told:
-    """What a client heard of its chat: status 0 where the connection broke; `text` of an answer."""
+    """What a client heard of its chat: status 0 where the connection broke; `text` of an answer.
+
+    code: of the error it was told, by status or as the last event of its stream. hung_up: by the client
+    itself. key: its Idempotency-Key. edge: the ingress that it asked.
+    """
 
     request_id: str
     stream: bool
@@ -23,6 +29,10 @@ class Told:
     text: str = ""
     complete: bool = False
     ended_s: float = 0.0
+    code: str | None = None
+    hung_up: bool = False
+    key: str | None = None
+    edge: str = ""
 
 
 class Clients:
@@ -48,46 +58,74 @@ class Clients:
                     await asyncio.sleep(wait)
                 told = Told(f"{self._run_id}-{number}", stream=number % 2 == 1, sent_s=time.time())
                 self.told.append(told)
-                chats.add(asyncio.create_task(self._chat(client, told)))
+                chats.add(asyncio.create_task(chat(client, self._url, told, body_of(told))))
             await asyncio.gather(*chats)
 
-    async def _chat(self, client: httpx.AsyncClient, told: Told) -> None:
-        body = {
-            "model": "auto",
-            "messages": [{"role": "user", "content": f"question {told.request_id}"}],
-            "stream": told.stream,
-            "x_marker": told.request_id,
-        }
-        headers = {"x-request-id": told.request_id}
-        try:
-            if told.stream:
-                await self._streamed(client, told, body, headers)
+
+def body_of(told: Told, model: str = "auto") -> dict[str, Any]:
+    """A chat whose `x_marker` is its request_id."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": f"question {told.request_id}"}],
+        "stream": told.stream,
+        "x_marker": told.request_id,
+    }
+
+
+async def chat(
+    client: httpx.AsyncClient,
+    url: str,
+    told: Told,
+    body: Mapping[str, Any],
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Asks, and fills in `told`; a connection that breaks is what was heard, no error."""
+    sent = {"x-request-id": told.request_id, **(headers or {})}
+    target = f"{url}/v1/chat/completions"
+    try:
+        if told.stream:
+            await _streamed(client, target, told, body, sent)
+        else:
+            answer = await client.post(target, json=body, headers=sent)
+            told.status = answer.status_code
+            if told.status == httpx.codes.OK:
+                told.text, told.complete = answer.json()["choices"][0]["message"]["content"], True
             else:
-                answer = await client.post(f"{self._url}/v1/chat/completions", json=body, headers=headers)
-                told.status = answer.status_code
-                if told.status == httpx.codes.OK:
-                    told.text, told.complete = answer.json()["choices"][0]["message"]["content"], True
-        except httpx.HTTPError:
-            told.complete = False
+                told.code = _code(answer)
+    except httpx.HTTPError:
+        told.complete = False
+    finally:
         told.ended_s = time.time()
 
-    async def _streamed(
-        self, client: httpx.AsyncClient, told: Told, body: dict[str, object], headers: dict[str, str]
-    ) -> None:
-        url = f"{self._url}/v1/chat/completions"
-        async with client.stream("POST", url, json=body, headers=headers) as answer:
-            told.status = answer.status_code
-            if told.status != httpx.codes.OK:
-                await answer.aread()
-                return
-            async for line in answer.aiter_lines():
-                if line == "data: [DONE]":
-                    told.complete = True
-                elif line.startswith("data: "):
-                    told.text += _content(line)
+
+async def _streamed(
+    client: httpx.AsyncClient, target: str, told: Told, body: Mapping[str, Any], headers: Mapping[str, str]
+) -> None:
+    async with client.stream("POST", target, json=body, headers=headers) as answer:
+        told.status = answer.status_code
+        if told.status != httpx.codes.OK:
+            await answer.aread()
+            told.code = _code(answer)
+            return
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                told.complete = True
+            elif line.startswith("data: "):
+                event = httpx.Response(200, content=line.removeprefix("data: ")).json()
+                told.text += _content(event)
+                if "error" in event:
+                    told.code = str(event["error"].get("code"))
 
 
-def _content(line: str) -> str:
-    event = httpx.Response(200, content=line.removeprefix("data: ")).json()
+def _content(event: Mapping[str, Any]) -> str:
     choices = event.get("choices") or []
     return "".join(choice.get("delta", {}).get("content") or "" for choice in choices)
+
+
+def _code(answer: httpx.Response) -> str:
+    """The error's code; its type where it has none; the body where it has not OpenAI's shape."""
+    try:
+        error = answer.json()["error"]
+        return str(error["code"] or error["type"])
+    except (ValueError, KeyError, TypeError):
+        return f"no error of the API: {answer.text[:80]}"
