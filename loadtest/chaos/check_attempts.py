@@ -6,11 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from loadtest.chaos.evidence import Evidence, asked
+from loadtest.chaos.evidence import Death, Evidence, asked
 from loadtest.chaos.law import UNHEARD_S, Breach, Decided
 from loadtest.model_server.attempts import OK, AttemptRecord
 
 Row = Mapping[str, Any]
+_SAME_MOMENT_S = 0.5
 
 
 def attempt_breaches(evidence: Evidence, decided: Decided) -> list[Breach]:
@@ -29,26 +30,48 @@ def attempt_breaches(evidence: Evidence, decided: Decided) -> list[Breach]:
         if times > 1 or attempt is None
     ]
     for attempt in evidence.attempts:
-        found += _call_breaches(evidence, attempt, rows.get(attempt.attempt or "", []))
+        found += _call_breaches(evidence, decided, attempt, rows.get(attempt.attempt or "", []))
     found += _open_rows(evidence)
     return found + _verdicts(evidence, decided)
 
 
-def _call_breaches(evidence: Evidence, attempt: AttemptRecord, rows: list[Row]) -> list[Breach]:
+def _call_breaches(
+    evidence: Evidence, decided: Decided, attempt: AttemptRecord, rows: list[Row]
+) -> list[Breach]:
     name = str(attempt.attempt)
     if not rows:
-        if (attempt.seconds or 0.0) < UNHEARD_S:
-            return []
-        what = f"{attempt.seconds:.3f} s of {attempt.marker} at the model server ({attempt.outcome})"
-        return [Breach("no ledger row", name, what)]
+        return _without_a_row(evidence, attempt)
     row = rows[0]
     requests = {asked(one) for one in evidence.accepted.get(row["task_id"], ())}
     if attempt.marker not in requests:
         return [Breach("row of another task", name, f"ran {attempt.marker}, the row says {row['task_id']}")]
-    if attempt.outcome == OK and row["verdict"] == "outcome" and row["output_tokens"] != attempt.tokens_out:
+    outcome = decided.outcomes.get(row["task_id"])
+    won = outcome is not None and outcome.state == "succeeded" and outcome.attempt == attempt.attempt
+    if won and attempt.outcome == OK and row["output_tokens"] != attempt.tokens_out:
         sent, counted = attempt.tokens_out, row["output_tokens"]
         return [Breach("tokens miscounted", name, f"{sent} sent, {counted} in the ledger")]
     return []
+
+
+def _without_a_row(evidence: Evidence, attempt: AttemptRecord) -> list[Breach]:
+    name, seconds = str(attempt.attempt), attempt.seconds or 0.0
+    if seconds < UNHEARD_S:
+        return []
+    what = f"{seconds:.3f} s of {attempt.marker} at the model server ({attempt.outcome})"
+    if any(_took_it_along(away, death, attempt) for away in evidence.log_away for death in evidence.deaths):
+        return [Breach("lost with worker and log", name, f"{what}; its worker died while a broker was out")]
+    return [Breach("no ledger row", name, what)]
+
+
+def _took_it_along(away: tuple[float, float], death: Death, attempt: AttemptRecord) -> bool:
+    """Whether that worker may have died with the record of the try, before a broker could take it."""
+    began, ended = away
+    last_s = attempt.ended_s or attempt.started_s
+    return (
+        death.name.startswith("worker-")
+        and began < death.at_s < ended
+        and began - _SAME_MOMENT_S < last_s < death.at_s + _SAME_MOMENT_S
+    )
 
 
 def _open_rows(evidence: Evidence) -> list[Breach]:

@@ -79,7 +79,8 @@ def _error_breaches(told: Told, outcomes: Sequence[Outcome]) -> list[Breach]:
 
 
 def _is_another(outcome: Outcome, told: Told) -> bool:
-    return outcome.attempt is not None and outcome.attempt != heard(told.text).attempt
+    followed = heard(told.text).attempt
+    return None not in (followed, outcome.attempt) and followed != outcome.attempt
 
 
 def _died(evidence: Evidence, told: Told) -> bool:

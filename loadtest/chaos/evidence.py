@@ -46,6 +46,7 @@ class Death(NamedTuple):
 class Evidence:
     """accepted: the request_ids of every task that stands on a lane. submitted: task_ids that the broker
     acknowledged. records: of `results`, in the order of each partition. deaths: of services, by kill -9.
+    log_away: from when until when (seconds since the epoch) a broker was out and the cluster not whole again.
     """
 
     told: list[Told] = field(default_factory=list)
@@ -58,6 +59,7 @@ class Evidence:
     edge: list[EdgeLine] = field(default_factory=list)
     attempts: list[AttemptRecord] = field(default_factory=list)
     deaths: Sequence[Death] = ()
+    log_away: Sequence[tuple[float, float]] = ()
 
 
 def asked(request_id: str) -> str:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from infra.process import ProcessFailedError
 from loadtest.chaos.evidence import Death
@@ -18,7 +19,8 @@ _POLL_S = 0.05
 
 
 class Striker:
-    """Plays one schedule. `deaths`: what was killed. `unhealed`: what did not come back as it should.
+    """Plays one schedule. `deaths`: what was killed. `unhealed`: what did not come back as it
+    should. `log_away`: when brokers were out.
 
     last_heal_s: when the last fault was over (seconds since the epoch). A killed service is healed when its
     supervisor has started it again, a broker node when it serves.
@@ -31,6 +33,7 @@ class Striker:
         self._extra = 0
         self.deaths: list[Death] = []
         self.unhealed: list[str] = []
+        self.log_away: list[tuple[float, float]] = []
         self.last_heal_s = 0.0
 
     async def play(self, faults: Sequence[Fault]) -> None:
@@ -96,7 +99,7 @@ class Striker:
                 os.kill(pid, signal.SIGCONT)
 
     async def _node(self, fault: Fault) -> None:
-        async with self._one_node:
+        async with self._one_node, self._log_away():
             node = self._fleet.cluster.nodes[int(fault.target)]
             if fault.kind == "node_freeze":
                 node.freeze()
@@ -114,10 +117,18 @@ class Striker:
             await self._fleet.cluster.until_serves()
 
     async def _cluster(self, fault: Fault) -> None:
-        async with self._one_node:
+        async with self._one_node, self._log_away():
             await self._fleet.cluster.kill()
             await asyncio.sleep(fault.until_s - fault.at_s)
             await self._fleet.cluster.start()
+
+    @asynccontextmanager
+    async def _log_away(self) -> AsyncIterator[None]:
+        began_s = time.time()
+        try:
+            yield
+        finally:
+            self.log_away.append((began_s, time.time()))
 
     async def _rebalance(self, fault: Fault) -> None:
         """One more worker joins the first pool's groups, and leaves them in good order."""

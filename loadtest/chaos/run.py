@@ -130,7 +130,10 @@ class _Seed:
     async def _settled(self, since: Positions) -> Evidence:
         """Everything there is to know, once every task is over in log and rows, or after the longest wait."""
         evidence = Evidence(
-            told=self._load.told, submitted=self._load.submitted, deaths=tuple(self._striker.deaths)
+            told=self._load.told,
+            submitted=self._load.submitted,
+            deaths=tuple(self._striker.deaths),
+            log_away=tuple(self._striker.log_away),
         )
         deadline = self._striker.last_heal_s + self._options.settle_s
         async with self._reader(since) as reader:
