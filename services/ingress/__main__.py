@@ -64,6 +64,7 @@ def _parts(settings: IngressSettings, fleet: Fleet, database: Database) -> Ingre
         instance=settings.instance,
         drain_s=settings.drain_s,
         knobs=settings.knobs(),
+        fleet_file=settings.fleet_follow_file or settings.fleet_file,
     )
 
 

@@ -22,6 +22,7 @@ from services.ingress.metrics import IngressMetrics
 from services.ingress.openapi import openapi_document
 from services.ingress.pool_choice import unknown_model
 from services.ports import IdempotencyStore, StoreError
+from services.runtime.current_fleet import CurrentFleet
 
 Ready = Callable[[], Mapping[str, bool]]
 
@@ -45,7 +46,7 @@ class _Api(FastAPI):
 
 def build_app(
     calls: ModelCalls,
-    fleet: Fleet,
+    fleet: CurrentFleet,
     keys: IdempotencyStore,
     metrics: IngressMetrics,
     ready: Ready,
@@ -59,7 +60,11 @@ def build_app(
         redirect_slashes=False,
         telemetry=cast("Any", _NO_TELEMETRY),  # a typed dict in the versions that know it
     )
-    posts = {"/v1/chat/completions": calls.chat, "/v1/completions": calls.completion}
+    posts = {
+        "/v1/chat/completions": calls.chat,
+        "/v1/completions": calls.completion,
+        "/v1/embeddings": calls.embedding,
+    }
     for path, call in posts.items():  # the edge calls them itself; here they tell 405 from 404
         app.add_route(path, call, methods=["POST"])
     _add_models(app, fleet)
@@ -70,14 +75,12 @@ def build_app(
     return Edge(app, metrics, posts)
 
 
-def _add_models(app: FastAPI, fleet: Fleet) -> None:
-    models = _model_list(fleet)
-
+def _add_models(app: FastAPI, fleet: CurrentFleet) -> None:
     async def list_models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": list(models.values())})
+        return JSONResponse({"object": "list", "data": list(_model_list(fleet.now).values())})
 
     async def one_model(request: Request) -> Response:
-        name = request.path_params["model"]
+        name, models = request.path_params["model"], _model_list(fleet.now)
         if name not in models:
             raise unknown_model(name)
         return JSONResponse(models[name])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from schemas.messages import TaskKind, TaskSucceeded, Usage
 from services.ingress.tracing import Arrival, WorkSpan
 
-RequestStatus = Literal["ok", "client_error", "backend_error", "deadline", "cancelled", "shed"]
+RequestStatus = Literal["ok", "client_error", "backend_error", "deadline", "cancelled", "shed", "degraded"]
 SCOPE_KEY = "chimera.call"
 
 

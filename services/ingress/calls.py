@@ -16,7 +16,6 @@ from schemas.messages import TaskSucceeded
 from services.core.admission import Admitted, BodyKind
 from services.core.call_options import read_options, read_tenant
 from services.core.field_checks import Refusal, expected
-from services.core.fleet import Fleet
 from services.core.placement import mint_for_partition, stable_partition
 from services.core.stream_rebuild import Sent, remaining_events, usage_event
 from services.ingress.body import admit_body, read_body
@@ -24,15 +23,18 @@ from services.ingress.call import Call, IdempotencyKey
 from services.ingress.call_record import CallRecord, record_of
 from services.ingress.dispatch import Dispatcher, NotAccepted
 from services.ingress.errors import ApiError, deadline_passed, refused, unavailable
+from services.ingress.floor import Floor
 from services.ingress.inbox import Inbox
 from services.ingress.joined import joined_stream
 from services.ingress.keyed import KeyedCalls
 from services.ingress.pool_choice import pool_for
 from services.ingress.settings import IngressKnobs
-from services.ingress.streaming import begin_stream, replayed_stream
+from services.ingress.sse_form import replayed_stream
+from services.ingress.streaming import begin_stream
 from services.ingress.waiting import Waiting
 from services.ingress.whole import CLIENT_GONE_STATUS, ClientGone, await_outcome, outcome_error, whole_answer
 from services.ports import BlobStore, IdempotencyStore, StoredOutcome
+from services.runtime.current_fleet import CurrentFleet
 
 _MOST_KEY_CHARACTERS = 255
 
@@ -41,7 +43,7 @@ _MOST_KEY_CHARACTERS = 255
 class CallPorts:
     """What the handlers work with; built by the composition root."""
 
-    fleet: Fleet
+    fleet: CurrentFleet
     inbox: Inbox
     dispatcher: Dispatcher
     blobs: BlobStore
@@ -51,19 +53,23 @@ class CallPorts:
 
 
 class ModelCalls:
-    """POST /v1/chat/completions and /v1/completions."""
+    """POST /v1/chat/completions, /v1/completions and /v1/embeddings."""
 
     def __init__(self, ports: CallPorts) -> None:
         self._ports = ports
-        self._fleet = ports.fleet
-        self._partition = stable_partition(ports.instance, ports.fleet.partitions)
-        self._keyed = KeyedCalls(ports.keys, ports.dispatcher, ports.fleet.partitions, ports.knobs)
+        partitions = ports.fleet.now.partitions
+        self._partition = stable_partition(ports.instance, partitions)
+        self._floor = Floor(ports.knobs)
+        self._keyed = KeyedCalls(ports.keys, ports.dispatcher, partitions, ports.knobs)
 
     async def chat(self, request: Request) -> Response:
         return await self._serve("chat", request)
 
     async def completion(self, request: Request) -> Response:
         return await self._serve("completion", request)
+
+    async def embedding(self, request: Request) -> Response:
+        return await self._serve("embedding", request)
 
     async def _serve(self, kind: BodyKind, request: Request) -> Response:
         record = record_of(request.scope)
@@ -91,15 +97,14 @@ class ModelCalls:
             raise refused(tenant)
         key = _idempotency_key(kind, raw, record.headers)
         record.stage_done("auth")
-        pool = pool_for(kind, admitted, options, self._fleet, self._ports.dispatcher.fleet_load.pools())
+        fleet = self._ports.fleet.now
+        pool = pool_for(kind, admitted, options, fleet, self._ports.dispatcher.fleet_load.pools())
         record.pool, record.model = pool.name, pool.model
         task_id = (
-            self._mint()
-            if key is None
-            else mint_for_partition(self._mint, self._partition, self._fleet.partitions)
+            self._mint() if key is None else mint_for_partition(self._mint, self._partition, fleet.partitions)
         )
         record.task_id = task_id
-        default_ms = int(self._fleet.deadlines_s[options.priority] * 1000)
+        default_ms = int(fleet.deadlines_s[options.priority] * 1000)
         return Call(
             record=record,
             kind=kind,
@@ -127,6 +132,15 @@ class ModelCalls:
         return await joined_stream(settling, answer, self._ports.knobs.ping_s, call.record)
 
     async def _run(self, call: Call, request: Request) -> Response:
+        try:
+            return await self._served(call, request)
+        except ApiError as error:
+            response = self._floor.response(call, error)
+            if response is None:
+                raise
+            return response
+
+    async def _served(self, call: Call, request: Request) -> Response:
         dispatcher = self._ports.dispatcher
         # Where nothing is sent, nothing is left behind that has to be closed.
         if time.time() * 1000 >= call.deadline_ms:  # the body took that long, or it is a millisecond
@@ -169,13 +183,15 @@ class ModelCalls:
         if not isinstance(outcome, TaskSucceeded):
             await self._free_key(waiting.call)
             raise outcome_error(outcome, waiting)
-        return await whole_answer(waiting, outcome, self._ports.blobs)
+        response = await whole_answer(waiting, outcome, self._ports.blobs)
+        self._floor.keep(waiting.call, outcome)
+        return response
 
     async def _stream(self, waiting: Waiting) -> Response:
         async def on_failure() -> None:
             await self._free_key(waiting.call)
 
-        return await begin_stream(waiting, self._ports.blobs, self._ports.knobs, on_failure)
+        return await begin_stream(waiting, self._ports.blobs, self._ports.knobs, self._floor, on_failure)
 
     async def _free_key(self, call: Call) -> None:
         if call.key is not None:

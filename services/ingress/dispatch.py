@@ -11,7 +11,6 @@ from schemas.headers import TaskHeaders
 from schemas.messages import RunTask
 from schemas.payload import INLINE_LIMIT_BYTES, Claim, Payload
 from schemas.topics import TopicNames
-from services.core.fleet import Fleet
 from services.core.placement import RandomUnit, place
 from services.core.work_size import weighted_tokens
 from services.ingress.call import Call
@@ -19,6 +18,7 @@ from services.ingress.closes import MOST_ACK_S, Background, Closes
 from services.ingress.fleet_load import FleetLoad, Lane, Load
 from services.ingress.tracing import WorkSpan
 from services.ports import BlobStore, BusError, OutRecord, Publisher
+from services.runtime.current_fleet import CurrentFleet
 from services.runtime.fleet_view import FleetView
 
 
@@ -32,7 +32,7 @@ class Dispatcher:
     def __init__(
         self,
         publisher: Publisher,
-        fleet: Fleet,
+        fleet: CurrentFleet,
         blobs: BlobStore,
         random_unit: RandomUnit,
         instance: str,
@@ -40,7 +40,7 @@ class Dispatcher:
         view: FleetView | None = None,
     ) -> None:
         self._publisher = publisher
-        self._names = TopicNames(fleet.prefix)
+        self._names = TopicNames(fleet.now.prefix)
         self._blobs = blobs
         self._random_unit = random_unit
         self.load = Load()

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from schemas.fleet_messages import WorkerBeat
-from services.core.fleet import Fleet, Pool
+from services.core.fleet import Pool
 from services.core.fleet_load import PoolState, Station, pool_state, stations
 from services.core.placement import LaneView
+from services.runtime.current_fleet import CurrentFleet
 from services.runtime.fleet_view import FleetView
 
 _SNAPSHOT_S = 0.05
@@ -76,9 +77,8 @@ class _LaneShot:
 class FleetLoad:
     """`view` None, or one that has read nothing yet: own tasks alone count."""
 
-    def __init__(self, fleet: Fleet, load: Load, view: FleetView | None) -> None:
+    def __init__(self, fleet: CurrentFleet, load: Load, view: FleetView | None) -> None:
         self._fleet, self._load, self._view = fleet, load, view
-        self._by_name: Mapping[str, Pool] = {pool.name: pool for pool in fleet.pools}
         self._taken_s = float("-inf")
         self._stations: tuple[Station, ...] = ()
         self._pools: dict[str, _PoolShot] = {}
@@ -98,7 +98,7 @@ class FleetLoad:
 
     def lane(self, topic: str) -> LaneView:
         self._refresh()
-        counts, partitions = self._load.by_lane[topic], self._fleet.partitions
+        counts, partitions = self._load.by_lane[topic], self._fleet.now.partitions
         if not self._stations:
             return LaneView(partitions, own=lambda partition: counts[partition])
         shot = self._lanes.get(topic)
@@ -122,10 +122,13 @@ class FleetLoad:
         self._taken_s = now_s
         known = view is not None and view.caught_up.is_set()
         self._lanes.clear()
+        pools = self._fleet.now.pools
         self._stations = ()
         if view is not None and known:
-            self._stations = stations(view.table, self._by_name, now_s, self._load.sent_since)
-        self._pools = {pool.name: self._pool_shot(pool, view) for pool in self._fleet.pools}
+            self._stations = stations(
+                view.table, {pool.name: pool for pool in pools}, now_s, self._load.sent_since
+            )
+        self._pools = {pool.name: self._pool_shot(pool, view) for pool in pools}
 
     def _pool_shot(self, pool: Pool, view: FleetView | None) -> _PoolShot:
         own = self._load.by_pool[pool.name]

@@ -12,7 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from services.ingress.call_record import CallRecord
 from services.ingress.errors import ApiError
-from services.ingress.streaming import PING, SSE_HEADERS
+from services.ingress.sse_form import SSE_HEADERS
+from services.ingress.streaming import PING
 from services.ingress.whole import ClientGone
 from services.ports import StoredOutcome
 

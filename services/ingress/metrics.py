@@ -55,9 +55,8 @@ class IngressMetrics(Collector):
         in_flight: Mapping[str, int],
         census: Callable[[], Mapping[tuple[str, str], int]],
     ) -> None:
-        pools = tuple(pools)
-        self._models = frozenset(pool.model for pool in pools)
-        self._pools = frozenset(pool.name for pool in pools)
+        self._models, self._pools = frozenset[str](), frozenset[str]()
+        self.know(pools)
         self._in_flight = in_flight
         self._census = census
         self._requests: Counter[tuple[str, ...]] = Counter()
@@ -78,6 +77,12 @@ class IngressMetrics(Collector):
         self._stages = _Histogram("llm_stage_seconds", "Where the time of a success went", ("stage",))
         self._registry = CollectorRegistry()
         self._registry.register(self)
+
+    def know(self, pools: Iterable[Pool]) -> None:
+        """These may be labels from now on, beside those that were."""
+        pools = tuple(pools)
+        self._models |= {pool.model for pool in pools}
+        self._pools |= {pool.name for pool in pools}
 
     def ended(self, record: CallRecord) -> None:
         """Books one call of a model that has ended; its status is known."""

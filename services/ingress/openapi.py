@@ -29,6 +29,11 @@ def openapi_document() -> Json:
             "/v1/completions": {
                 "post": _model_call("A text completion, whole or as SSE", "CompletionRequest")
             },
+            "/v1/embeddings": {
+                "post": _model_call(
+                    "Embeddings of up to 2,048 inputs, by pools with the capability embed", "EmbeddingRequest"
+                )
+            },
             "/v1/models": {"get": _read("The models, the pools and `auto`")},
             "/v1/models/{model}": {"get": _read("One of them", _path_parameter("model"))},
             "/healthz": {"get": _read("The process answers")},
@@ -81,6 +86,10 @@ def _headers() -> list[Json]:
             "Milliseconds from the arrival of the request, not a time of day.",
         ),
         "x-chimera-session-id": ({"type": "string", "maxLength": 128}, "Keeps a session on one partition."),
+        "x-chimera-degraded": (
+            {"enum": ["deny", "allow"]},
+            "`allow`: an older or a fixed answer, marked as such, rather than a failure that is not yours.",
+        ),
         "x-chimera-required-capabilities": ({"type": "string"}, "Names with commas between; all are needed."),
     }
     standard = {
@@ -117,6 +126,17 @@ def _schemas() -> Json:
     return {
         "ChatRequest": _request({**shared, "messages": {"type": "array", "minItems": 1}}, "messages"),
         "CompletionRequest": _request({**shared, "prompt": {}}, "prompt"),
+        "EmbeddingRequest": _request(
+            {
+                "model": shared["model"],
+                "input": {"description": "A string, strings, tokens, or lists of tokens"},
+                "encoding_format": {"enum": ["float", "base64"], "default": "float"},
+                "dimensions": {"type": "integer", "minimum": 1},
+                "user": text,
+                "metadata": shared["metadata"],
+            },
+            "input",
+        ),
         "Error": {"type": "object", "properties": {"error": {"type": "object", "properties": error}}},
     }
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -26,6 +27,7 @@ from services.ingress.metrics import IngressMetrics
 from services.ingress.settings import IngressKnobs
 from services.ingress.submissions import SubmissionPorts, Submissions
 from services.ports import BlobStore, GroupSource, IdempotencyStore, LogReader, Publisher
+from services.runtime.current_fleet import CurrentFleet
 from services.runtime.fleet_view import FleetView
 from services.runtime.health import serving
 
@@ -36,7 +38,8 @@ _UVICORN_SPARE_S = 5  # a drained server has nothing left to wait for; this is i
 
 @dataclass(frozen=True, slots=True)
 class IngressParts:
-    """What the ingress is made of. `results` and `replies` read the partition of `instance_partition`."""
+    """What the ingress is made of. `results` and `replies` read the partition of `instance_partition`;
+    `fleet_file` is followed while it runs, if there is one."""
 
     fleet: Fleet
     publisher: Publisher
@@ -51,6 +54,7 @@ class IngressParts:
     knobs: IngressKnobs = IngressKnobs()  # noqa: RUF009 - frozen
     random_unit: RandomUnit = random.random
     steady_s: Callable[[], float] = time.monotonic
+    fleet_file: Path | None = None
 
 
 def instance_partition(instance: str, fleet: Fleet) -> int:
@@ -63,6 +67,7 @@ class Ingress:
 
     def __init__(self, parts: IngressParts) -> None:
         self._parts = parts
+        self._fleet = fleet = CurrentFleet(parts.fleet, parts.fleet_file)
         self._connected = False
         self._ended = asyncio.Event()
         table = FleetTable(stalled_after_s=stall_bounds(parts.fleet))
@@ -71,7 +76,7 @@ class Ingress:
         self.inbox = Inbox(parts.results, parts.replies, self.bound)
         self.dispatcher = Dispatcher(
             parts.publisher,
-            parts.fleet,
+            fleet,
             parts.blobs,
             parts.random_unit,
             parts.instance,
@@ -80,16 +85,17 @@ class Ingress:
         )
         self.submissions = Submissions(
             SubmissionPorts(
-                parts.submissions, parts.publisher, self.dispatcher, parts.blobs, parts.fleet, parts.knobs
+                parts.submissions, parts.publisher, self.dispatcher, parts.blobs, fleet, parts.knobs
             )
         )
         metrics = IngressMetrics(parts.fleet.pools, self.dispatcher.load.by_pool, self._census)
+        fleet.listeners.append(lambda now: metrics.know(now.pools))
         calls = ModelCalls(
             CallPorts(
-                parts.fleet, self.inbox, self.dispatcher, parts.blobs, parts.keys, parts.instance, parts.knobs
+                fleet, self.inbox, self.dispatcher, parts.blobs, parts.keys, parts.instance, parts.knobs
             )
         )
-        self.app: Edge = build_app(calls, parts.fleet, parts.keys, metrics, self.ready, self.shown)
+        self.app: Edge = build_app(calls, fleet, parts.keys, metrics, self.ready, self.shown)
 
     def _census(self) -> Mapping[tuple[str, str], int]:
         return self.view.table.census(self.view.now_s())
@@ -110,7 +116,7 @@ class Ingress:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.inbox.run())
             group.create_task(self.submissions.run())
-            work = (self._age_blobs(), self.view.run(), self.bound.watch())
+            work = (self._age_blobs(), self.view.run(), self.bound.watch(), self._fleet.follow())
             endless = [group.create_task(each) for each in work]
             await self._ended.wait()
             for task in endless:

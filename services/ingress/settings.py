@@ -27,6 +27,9 @@ class IngressKnobs:
     submissions_poll_ms: int = 500
     submissions_records: int = 16  # in a batch: their CPU time is what a chat may have to wait for
     submissions_in_flight: int = 64  # each up to a record in size; claimed bodies one at a time
+    floor_entries: int = 512  # answers kept for requests that allow a degraded one
+    floor_bytes: int = 8 * 1024 * 1024  # of them
+    floor_ttl_s: float = 3600.0
     blobs_every_s: float = 3600.0  # between looks for blobs that have outlived every task
     trust_tenant_header: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,23 +14,15 @@ from starlette.types import Receive, Scope, Send
 from schemas.messages import AttemptFailed, AttemptStarted, Message, ReplyChunk, TaskSucceeded, Usage
 from services.core.stream_binding import NOTHING, Broken, Completed, Event, Step, StreamBinding
 from services.ingress.errors import ApiError, deadline_passed, failed
+from services.ingress.floor import Floor
 from services.ingress.settings import IngressKnobs
+from services.ingress.sse_form import DONE, SSE_HEADERS, sse
 from services.ingress.waiting import Terminal, Waiting
 from services.ingress.whole import ClientGone, payload_bytes
 from services.ports import BlobStore
 
 PING = b": ping\n\n"
-_DONE = b"data: [DONE]\n\n"
 _STUCK_S = 2.0  # past the end of the wait, a write that still blocks is cut off
-SSE_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
-
-
-def sse(events: Iterable[Event]) -> bytes:
-    return b"".join([b"data: " + orjson.dumps(event) + b"\n\n" for event in events])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +145,7 @@ class StreamedAnswer(Response):
         follower: Follower,
         first: Step,
         knobs: IngressKnobs,
+        floor: Floor,
         on_failure: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(headers=SSE_HEADERS | {"x-chimera-pool": waiting.call.pool.name})
@@ -160,6 +153,7 @@ class StreamedAnswer(Response):
         self._follower = follower
         self._step: Step | Left = first
         self._knobs = knobs
+        self._floor = floor
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
 
@@ -206,7 +200,8 @@ class StreamedAnswer(Response):
         if isinstance(end, Completed):
             closing = sse(self._follower.closing_events(end.record))
             self._waiting.call.record.succeeded(end.record)
-            return closing + _DONE
+            self._floor.keep(self._waiting.call, end.record)
+            return closing + DONE
         if end.close:
             self._waiting.interrupt()
         await self._on_failure()
@@ -219,13 +214,22 @@ class StreamedAnswer(Response):
         return self._failed(deadline_passed() if left.why == "deadline" else self._waiting.abandon())
 
     def _failed(self, error: ApiError) -> bytes:
+        """The error as the last event, or the floor where nothing has been said yet and it is allowed."""
+        if not self._follower.binding.delivered:
+            events = self._floor.events(self._waiting.call, error)
+            if events is not None:
+                return sse(events) + DONE
         record = self._waiting.call.record
         record.status, record.reason = error.counted, error.code
         return error.event()
 
 
 async def begin_stream(
-    waiting: Waiting, blobs: BlobStore, knobs: IngressKnobs, on_failure: Callable[[], Awaitable[None]]
+    waiting: Waiting,
+    blobs: BlobStore,
+    knobs: IngressKnobs,
+    floor: Floor,
+    on_failure: Callable[[], Awaitable[None]],
 ) -> Response:
     """Holds the response until there is content or a ping is due: until then a failure is a plain status.
 
@@ -243,9 +247,4 @@ async def begin_stream(
             waiting.interrupt()
         await on_failure()
         raise failed(step.end.failure)
-    return StreamedAnswer(waiting, follower, step, knobs, on_failure)
-
-
-def replayed_stream(events: list[Event], headers: Mapping[str, str]) -> Response:
-    """A stream that is known whole before it begins."""
-    return Response(sse(events) + _DONE, headers=SSE_HEADERS | dict(headers))
+    return StreamedAnswer(waiting, follower, step, knobs, floor, on_failure)

@@ -26,7 +26,6 @@ from schemas.headers import TaskHeaders
 from schemas.messages import Failure, RunTask, TaskFailed
 from schemas.payload import Payload
 from schemas.topics import TopicNames
-from services.core.fleet import Fleet
 from services.core.placement import stable_partition
 from services.core.routing import Load as PoolLoad
 from services.core.work_size import weighted_tokens
@@ -37,6 +36,7 @@ from services.ingress.settings import IngressKnobs
 from services.ingress.submitted import Odd, Routed, Submission, read_submission, route_submission
 from services.ingress.tracing import WorkSpan, taken_submission
 from services.ports import Assigned, BlobStore, BusError, GroupSource, InRecord, OutRecord, Publisher
+from services.runtime.current_fleet import CurrentFleet
 from services.runtime.group_offsets import GroupOffsets, Taken
 from services.runtime.set_aside import dead_record, fitted, kept_record
 
@@ -53,7 +53,7 @@ class SubmissionPorts:
     publisher: Publisher
     dispatcher: Dispatcher
     blobs: BlobStore
-    fleet: Fleet
+    fleet: CurrentFleet
     knobs: IngressKnobs
 
 
@@ -61,8 +61,8 @@ class Submissions:
     """An AssignmentListener and its poll loop; at most `submissions_in_flight` records are under way."""
 
     def __init__(self, ports: SubmissionPorts) -> None:
-        self._ports, self._knobs, self._fleet = ports, ports.knobs, ports.fleet
-        self._names = TopicNames(ports.fleet.prefix)
+        self._ports, self._knobs = ports, ports.knobs
+        self._names = TopicNames(ports.fleet.now.prefix)
         self._offsets = GroupOffsets(ports.source, self._names.submissions_group)
         self._tracer = trace.get_tracer("chimera.ingress")
         self._under_way: set[asyncio.Task[None]] = set()
@@ -137,7 +137,7 @@ class Submissions:
         """Returns when another record holds or ends the task, and the offset is done."""
         record, task_id = taken.record, None
         try:
-            found = await read_submission(record, self._fleet, _now_ms())
+            found = await read_submission(record, self._ports.fleet.now, _now_ms())
             if isinstance(found, Odd):
                 await self._put_aside(record, found)
             else:
@@ -197,12 +197,12 @@ class Submissions:
 
     async def _routed(self, found: Submission, load: PoolLoad) -> Routed | Failure:
         if found.task.body.claim is None:
-            return await route_submission(found, self._fleet, load, self._ports.blobs, _now_ms())
+            return await route_submission(found, self._ports.fleet.now, load, self._ports.blobs, _now_ms())
         async with self._large:  # up to 8 MiB each
-            return await route_submission(found, self._fleet, load, self._ports.blobs, _now_ms())
+            return await route_submission(found, self._ports.fleet.now, load, self._ports.blobs, _now_ms())
 
     async def _publish(self, found: Submission, routed: Routed, span: WorkSpan) -> None:
-        task, fleet, dispatcher = found.task, self._fleet, self._ports.dispatcher
+        task, fleet, dispatcher = found.task, self._ports.fleet.now, self._ports.dispatcher
         body = task.body if routed.raw is None else await dispatcher.payload(routed.raw)
         headers = TaskHeaders(
             request_id=found.request_id,
@@ -227,7 +227,7 @@ class Submissions:
         await self._deliver(self._result(failed, found.request_id))
 
     def _result(self, failed: TaskFailed, request_id: str) -> OutRecord:
-        partition = stable_partition(failed.task_id, self._fleet.partitions)
+        partition = stable_partition(failed.task_id, self._ports.fleet.now.partitions)
         headers = message_headers(failed, request_id=request_id)
         return OutRecord(self._names.results, failed.task_id.encode(), encode(failed), headers, partition)
 

@@ -122,8 +122,6 @@ async def route_submission(
         deadline_ms = found.deadline_ms()
         if now_ms >= deadline_ms:
             raise deadline_passed()
-        if found.task.kind == "embedding":
-            raise refused(expected("kind", "chat, completion or tool"))
         body = await _body(found.task, blobs)
         pool, admitted = _admitted(found.task, found.task.kind, body, fleet, load)
     except ApiError as error:
