@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from schemas.fleet_messages import FleetMessage, SlotClaim, WorkerBeat
-from services.core.fair_shares import fair_shares
 from services.core.fleet import Device, Fleet
+from services.core.max_min import max_min_shares
 
 EXPIRES_S = 10.0
 _STEPS = 4
@@ -197,14 +197,14 @@ class DeviceSlots:
         for pool, reserved in self._reserved.items():
             beyond[pool] = max(0, sum(claim.wants for claim in self._of(pool)) - reserved)
             held[pool] = max(0, sum(claim.granted for claim in self._of(pool)) - reserved)
-        common = fair_shares(beyond, self.device.slots - sum(self._reserved.values()), held)
+        common = max_min_shares(beyond, self.device.slots - sum(self._reserved.values()), held)
         for pool, reserved in self._reserved.items():
             mine = {name: claim for name, claim in self._claims.items() if claim.pool == pool}
             wants = {name: claim.wants for name, claim in mine.items()}
             granted = {name: claim.granted for name, claim in mine.items()}
-            shares = fair_shares(wants, reserved + common[pool], granted)
+            shares = max_min_shares(wants, reserved + common[pool], granted)
             idle = reserved - sum(shares.values())  # nobody asks for it: it stands ready for who asks next
-            ready = fair_shares(dict.fromkeys(mine, max(0, idle)), max(0, idle), granted)
+            ready = max_min_shares(dict.fromkeys(mine, max(0, idle)), max(0, idle), granted)
             for name, claim in mine.items():
                 claim.share = shares[name] + ready[name]
 

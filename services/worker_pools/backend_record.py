@@ -16,9 +16,10 @@ _REST_S = 1.0  # a backend that asked for a longer rest shows as unavailable
 
 
 class Lease:
-    """One try at one backend. `began_s`: when it was given out, or when the call began."""
+    """One try at one backend. `began_s`: when it was given out, or when the call began; `in_flight`: tries
+    there then, with this one."""
 
-    __slots__ = ("_record", "base_url", "began_s", "passed", "predicted", "produced")
+    __slots__ = ("_record", "base_url", "began_s", "in_flight", "passed", "predicted", "produced")
 
     def __init__(self, record: BackendRecord, passed: Pass, predicted: Predicted, now_s: float) -> None:
         self._record = record
@@ -26,6 +27,7 @@ class Lease:
         self.passed = passed
         self.predicted = predicted
         self.began_s = now_s
+        self.in_flight = record.in_flight + 1
         self.produced = 0
 
     @property
@@ -60,6 +62,10 @@ class BackendRecord:
     @property
     def is_there(self) -> bool:
         return self.presence == "ready"
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._leases)
 
     def callable_from_s(self) -> float:
         """From when a try may begin; inf where nobody knows."""

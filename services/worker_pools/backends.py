@@ -19,10 +19,12 @@ from services.core.backend_metrics import ServerLoad
 from services.core.balance import Predicted, Preference, affinity_key, pick
 from services.core.breaker import outcome_of
 from services.core.fleet import Pool
+from services.core.slot_limit import Answered
 from services.core.work_size import USUAL_OUTPUT_TOKENS
 from services.ports import Presence, RandomUnit
 from services.worker_pools.backend_record import BackendRecord, Lease
 from services.worker_pools.gate import Gate, Reason
+from services.worker_pools.slot_budget import SlotBudget
 
 _BACK_PRESSURE = frozenset({FailureKind.RATE_LIMITED, FailureKind.OVERLOADED})
 _SUSPECT = frozenset(  # of a backend that may be gone, or may load its model again
@@ -74,6 +76,7 @@ class Backends:
             url: BackendRecord(url, pool.breaker, there=not watched) for url in pool.base_urls or ("",)
         }
         self.on_suspect: Callable[[str], None] = lambda _: None
+        self.budget: SlotBudget | None = None  # hears of every end, and says where there is room
         if watched:
             gate.hold("loading")
 
@@ -87,6 +90,7 @@ class Backends:
         predicted = self._predicted(task)
         record = able[0]
         if len(able) > 1:
+            able = self._with_room(able)
             usual = Predicted(predicted.input_tokens, self._usual_output).work
             key = affinity_key(task.session_id, body)
             wish = Preference(key, task.affinity, usual, failed_at)
@@ -108,6 +112,11 @@ class Backends:
         if not record.give_back(lease):
             return
         self._learn(record, lease, failure, heard, now_s)
+        if self.budget is not None:
+            latency_s = now_s - lease.began_s if heard.first_s is None else heard.first_s
+            size, work = lease.predicted.input_tokens, float(heard.tokens or 1)
+            ended = Answered(lease.began_s, lease.in_flight, latency_s, size, work)
+            self.budget.ended(lease.base_url, now_s, failure, ended, heard=heard.first_s is not None)
         kind = None if failure is None else failure.kind
         record.breaker.end(lease.passed, outcome_of(kind, heard=heard.anything), now_s)
         self._refresh()
@@ -168,6 +177,13 @@ class Backends:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _with_room(self, able: list[BackendRecord]) -> list[BackendRecord]:
+        """Those below their own limit, or all where none is: the pool's slots say how many there are."""
+        budget = self.budget
+        if budget is None:
+            return able
+        return [each for each in able if budget.has_room(each.base_url, each.in_flight)] or able
 
     def _predicted(self, task: RunTask) -> Predicted:
         limit = task.output_tokens

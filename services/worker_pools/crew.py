@@ -25,6 +25,7 @@ from services.worker_pools.reports import Reports
 from services.worker_pools.serving import Serving
 from services.worker_pools.settings import WorkerKnobs
 from services.worker_pools.slot_budget import SlotBudget
+from services.worker_pools.slot_gauges import SlotGauges
 from services.worker_pools.slots import Slots
 from services.worker_pools.starts import Starts
 from services.worker_pools.tries import Tries
@@ -95,6 +96,8 @@ def assembled(
     slots = Slots(budget, gate, backlog, serving, endings, parts.clock, knobs)
     presence.profile.in_flight = lambda: slots.in_flight
     presence.profile.backends = backends.states
+    backends.budget = budget
+    metrics.show(SlotGauges(pool.name, budget, presence.claims))
     return Crew(
         gate=gate,
         budget=budget,

@@ -122,8 +122,7 @@ class PoolWorker:
             for loop in (
                 self._read_control(),
                 self._crew.pump.run(),
-                self._crew.presence.view.run(),
-                self._crew.presence.beats.run(),
+                *self._crew.presence.loops(),
                 self._crew.backend_watch.run(),
                 self._tick_forever(),
             )
@@ -178,7 +177,7 @@ class PoolWorker:
             await lane.leave()
         await self._reports.close(0)
         await self._control.stop()
-        await self._crew.presence.beats.leave()
+        await self._crew.presence.leave()
 
     # LaneOwner
 

@@ -36,6 +36,9 @@ class WorkerKnobs:
     tick_s: float = 0.25
     beat_s: float = 1.0  # between heartbeats on `fleet`; who is silent for 3 s is dead to others
     beat_timeout_s: float = 1.0
+    device_expires_s: float = 10.0  # without a word of a worker its claims on a shared device are void
+    claim_every_s: float = 0.05
+    claim_falls_after_s: float = 2.0
     poll_ms: int = 250
     poll_records: int = 500
     held_tasks: int = 10_000
@@ -66,6 +69,8 @@ class WorkerKnobs:
             tick_s=self.tick_s * factor,
             look_s=max(_LEAST_LOOK_S, self.look_s * factor),
             beat_s=max(_LEAST_BEAT_S, self.beat_s * factor),
+            device_expires_s=max(10 * _LEAST_BEAT_S, self.device_expires_s * factor),
+            claim_falls_after_s=self.claim_falls_after_s * factor,
             poll_ms=max(20, int(self.poll_ms * factor)),
             adopt_after_s=max(_LEAST_ADOPT_S, self.adopt_after_s * factor),
             adopt_look_s=max(_LEAST_BEAT_S, self.adopt_look_s * factor),

@@ -34,6 +34,7 @@ class WorkerMetrics:
             "chimera_worker_held", "Tasks held: waiting, running, settling", ["pool"], registry=registry
         ).labels(pool)
         self._pool = pool
+        self.show = registry.register  # of those who collect for themselves
 
     def watch(self, in_flight: Callable[[], int], held: Callable[[], int]) -> None:
         """Asked at each scrape."""

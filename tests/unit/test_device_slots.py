@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from schemas.fleet_messages import FleetMessage, SlotClaim, WorkerBeat
 from services.core.device_slots import DeviceSlots, Grant, shared_devices
-from services.core.fair_shares import fair_shares
 from services.core.fleet import Device, Fleet, Pool
+from services.core.max_min import max_min_shares
 
 SLOTS, EXPIRES_S = 4, 10.0
 RESERVED = {"heavy": 1, "light": 1}
@@ -213,13 +213,15 @@ def test_the_devices_of_a_fleet() -> None:
         ({}, 3, {}, {}),
     ],
 )
-def test_fair_shares(wants: dict[str, int], room: int, held: dict[str, int], shares: dict[str, int]) -> None:
-    assert fair_shares(wants, room, held) == shares
+def test_max_min_shares(
+    wants: dict[str, int], room: int, held: dict[str, int], shares: dict[str, int]
+) -> None:
+    assert max_min_shares(wants, room, held) == shares
 
 
 @given(st.dictionaries(st.text("abcd", min_size=1, max_size=2), st.integers(0, 9)), st.integers(0, 30))
-def test_fair_shares_are_max_min(wants: dict[str, int], room: int) -> None:
-    shares = fair_shares(wants, room, {})
+def test_shares_are_max_min(wants: dict[str, int], room: int) -> None:
+    shares = max_min_shares(wants, room, {})
     assert sum(shares.values()) == min(room, sum(wants.values()))
     for one, other in itertools.permutations(wants, 2):
         assert shares[one] <= wants[one]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def fair_shares(wants: Mapping[str, int], room: int, held: Mapping[str, int]) -> dict[str, int]:
+def max_min_shares(wants: Mapping[str, int], room: int, held: Mapping[str, int]) -> dict[str, int]:
     """What each gets of `room`: at most what it wants, in all at most the room.
 
     What cannot be divided equally goes to those who hold more already, then by name: so the division does not
