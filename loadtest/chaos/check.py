@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from loadtest.chaos.check_attempts import attempt_breaches
 from loadtest.chaos.check_callers import caller_breaches
 from loadtest.chaos.check_tasks import task_breaches
-from loadtest.chaos.evidence import Evidence
-from loadtest.chaos.law import UNHEARD_S, Breach, Decided
+from loadtest.chaos.evidence import UNHEARD_S, Evidence
+from loadtest.chaos.law import Breach, Decided
 from loadtest.kills.client import Told
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadtest.chaos.evidence import Death, Evidence, asked
-from loadtest.chaos.law import UNHEARD_S, Breach, Decided
+from loadtest.chaos.law import Breach, Decided
 from loadtest.model_server.attempts import OK, AttemptRecord
 
 Row = Mapping[str, Any]
@@ -55,7 +55,7 @@ def _call_breaches(
 
 def _without_a_row(evidence: Evidence, attempt: AttemptRecord) -> list[Breach]:
     name, seconds = str(attempt.attempt), attempt.seconds or 0.0
-    if seconds < UNHEARD_S:
+    if seconds < evidence.unheard_s:
         return []
     what = f"{seconds:.3f} s of {attempt.marker} at the model server ({attempt.outcome})"
     if any(_took_it_along(away, death, attempt) for away in evidence.log_away for death in evidence.deaths):

@@ -10,7 +10,6 @@ from loadtest.chaos.law import SAYS_NOTHING, Breach, Decided, Outcome
 from loadtest.chaos.words import heard
 from loadtest.kills.client import Told
 
-_STARTS_S = 20.0  # an ingress that was killed refuses connections until it is up again
 _SAME_MOMENT_S = 0.5
 
 
@@ -84,9 +83,10 @@ def _is_another(outcome: Outcome, told: Told) -> bool:
 
 
 def _died(evidence: Evidence, told: Told) -> bool:
-    """Whether the ingress that was asked died meanwhile, or was not up again yet."""
+    """Whether the ingress that was asked died meanwhile, or was not there any more."""
+    since_s = told.sent_s - _SAME_MOMENT_S if told.reached else 0.0
     return any(
-        death.name == told.edge and told.sent_s - _STARTS_S < death.at_s < told.ended_s + _SAME_MOMENT_S
+        death.name == told.edge and since_s < death.at_s < told.ended_s + _SAME_MOMENT_S
         for death in evidence.deaths
     )
 

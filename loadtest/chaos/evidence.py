@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from loadtest.kills.client import Told
 from loadtest.model_server.attempts import AttemptRecord
 
+UNHEARD_S = 0.05
+
 
 class LogRecord(NamedTuple):
     """A record of `results` as a plain consumer reads it. `kind` is its header `type`."""
@@ -47,6 +49,7 @@ class Evidence:
     """accepted: the request_ids of every task that stands on a lane. submitted: task_ids that the broker
     acknowledged. records: of `results`, in the order of each partition. deaths: of services, by kill -9.
     log_away: from when until when (seconds since the epoch) a broker was out and the cluster not whole again.
+    unheard_s: a try that dies unheard so young may leave no row.
     """
 
     told: list[Told] = field(default_factory=list)
@@ -60,6 +63,7 @@ class Evidence:
     attempts: list[AttemptRecord] = field(default_factory=list)
     deaths: Sequence[Death] = ()
     log_away: Sequence[tuple[float, float]] = ()
+    unheard_s: float = UNHEARD_S
 
 
 def asked(request_id: str) -> str:

@@ -64,9 +64,10 @@ class ChaosFleet:
     def names(self) -> TopicNames:
         return TopicNames(self.stage.fleet.prefix)
 
-    def shape(self, seconds: float) -> Shape:
-        """What a schedule of that length may strike."""
-        return Shape(WORKERS, INGRESSES, POOLS, len(self.cluster.nodes), seconds)
+    def shape(self, seconds: float, others: tuple[int, int]) -> Shape:
+        """What a schedule of that length may strike, and how many faults there are beside those of each."""
+        nodes = len(self.cluster.nodes)
+        return Shape(WORKERS, INGRESSES, POOLS, nodes, seconds, seconds / 10, others)
 
     def edge_logs(self) -> dict[str, Path]:
         return {name: self.stage.state.logs / f"{name}.log" for name in INGRESSES}

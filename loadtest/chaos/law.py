@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from loadtest.chaos.evidence import Evidence, LogRecord
 
-UNHEARD_S = 0.05  # a try that dies unheard in its first 50 ms may leave no row
 TERMINAL = {"TaskSucceeded": "succeeded", "TaskFailed": "failed", "TaskClosed": "closed"}
 # What a caller is told when its task was closed for a reason.
 TOLD_OF_CLOSE = {

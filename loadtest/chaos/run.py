@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from loadtest.chaos.check import check, parked_tasks
 from loadtest.chaos.check_attempts import worker_pid
 from loadtest.chaos.edge_log import EdgeLogs
-from loadtest.chaos.evidence import Evidence
+from loadtest.chaos.evidence import UNHEARD_S, Evidence
 from loadtest.chaos.faults import Striker
 from loadtest.chaos.fleet import MODELS, ChaosFleet
 from loadtest.chaos.law import Decided
@@ -35,16 +35,20 @@ _POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """`rate` calls a second, faults for `seconds` of each seed; `evidence` gets what breaches are read from.
+    """`rate` calls a second, faults for `seconds` of each seed, `others` beside the three of every seed;
+    `evidence` gets what breaches are read from.
 
-    settle_s: how long after the last heal the last task may take before it counts as never ended.
+    settle_s: how long after the last heal the last task may take before it counts as never ended. unheard_s:
+    how young a try may die without a ledger row.
     """
 
     seeds: Sequence[int] = (1,)
     seconds: float = 20.0
+    others: tuple[int, int] = (4, 7)
     rate: float = 45.0
     time_scale: float = 1.0
     settle_s: float = 100.0
+    unheard_s: float = UNHEARD_S
     evidence: Path = Path("reports/chaos")
 
 
@@ -88,7 +92,7 @@ class _Seed:
     async def play(self) -> SeedReport:
         """Faults under load, the way back to life, the settling, the check."""
         began = time.monotonic()
-        faults = draw(self._seed, self._fleet.shape(self._options.seconds))
+        faults = draw(self._seed, self._fleet.shape(self._options.seconds, self._options.others))
         self._say(f"seed {self._seed} ({self._run_id}): " + "; ".join(map(str, faults)))
         async with self._reader(None) as reader:
             since = dict(reader.positions)
@@ -134,6 +138,7 @@ class _Seed:
             submitted=self._load.submitted,
             deaths=tuple(self._striker.deaths),
             log_away=tuple(self._striker.log_away),
+            unheard_s=self._options.unheard_s,
         )
         deadline = self._striker.last_heal_s + self._options.settle_s
         async with self._reader(since) as reader:

@@ -19,7 +19,7 @@ class Told:
     """What a client heard of its chat: status 0 where the connection broke; `text` of an answer.
 
     code: of the error it was told, by status or as the last event of its stream. hung_up: by the client
-    itself. key: its Idempotency-Key. edge: the ingress that it asked.
+    itself. reached: there was somebody to ask. key: its Idempotency-Key. edge: the ingress that it asked.
     """
 
     request_id: str
@@ -31,6 +31,7 @@ class Told:
     ended_s: float = 0.0
     code: str | None = None
     hung_up: bool = False
+    reached: bool = True
     key: str | None = None
     edge: str = ""
 
@@ -92,8 +93,8 @@ async def chat(
                 told.text, told.complete = answer.json()["choices"][0]["message"]["content"], True
             else:
                 told.code = _code(answer)
-    except httpx.HTTPError:
-        told.complete = False
+    except httpx.HTTPError as fault:
+        told.complete, told.reached = False, not isinstance(fault, httpx.ConnectError)
     finally:
         told.ended_s = time.time()
 

@@ -225,6 +225,19 @@ def test_a_killed_worker_may_leave_a_row_open_and_an_ingress_a_call_unsaid() -> 
     assert check(evidence).breaches == ()
 
 
+def test_who_finds_no_ingress_was_told_nothing_only_if_it_died_before() -> None:
+    evidence = good()
+    _broke_off(evidence)
+    one = _told(evidence, "r-2")
+    one.status, one.text, one.reached = 0, "", False
+    evidence.edge = [line for line in evidence.edge if line.request_id != "r-2"]
+    assert _breaches(evidence) == {("told nothing", "r-2")}
+    evidence.deaths = (Death("ingress", 78, BEGAN_S - 30),)
+    assert check(evidence).breaches == ()
+    one.reached = True
+    assert _breaches(evidence) == {("told nothing", "r-2")}
+
+
 def test_a_row_that_went_with_worker_and_broker_has_a_name_of_its_own() -> None:
     evidence = good()
     _without("ledger", "attempt", "a3")(evidence)
