@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from schemas.messages import Affinity, DataPolicy, Objective
 from schemas.topics import LONGEST_DEADLINE_MS, PRIORITIES, Priority
@@ -28,6 +28,7 @@ _NAMES = (
     "required_capabilities",
     "affinity",
     "data_policy",
+    "degraded",
 )
 _METADATA_PREFIX = "chimera_"
 _CAPABILITY = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -42,6 +43,7 @@ class CallOptions:
 
     affinity: what the session's own worker is worth: a wait (sticky), a look (soft), nothing (off).
     data_policy: `local` keeps the request from pools whose provider is outside.
+    degraded: `allow` takes an older or a fixed answer, marked as such, rather than a failure.
     """
 
     priority: Priority = "interactive"
@@ -51,6 +53,7 @@ class CallOptions:
     required_capabilities: tuple[str, ...] = ()
     affinity: Affinity = "soft"
     data_policy: DataPolicy = "any"
+    degraded: Literal["deny", "allow"] = "deny"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +155,5 @@ _READERS = {
     "required_capabilities": _capabilities,
     "affinity": _one_of(*AFFINITIES),
     "data_policy": _one_of(*DATA_POLICIES),
+    "degraded": _one_of("deny", "allow"),
 }

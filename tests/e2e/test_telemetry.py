@@ -21,7 +21,7 @@ from tests.e2e.traced import Seen, Traced, samples, traced_fleet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVER, CLIENT, PRODUCER, CONSUMER = 2, 3, 4, 5
-STATUSES = {"ok", "client_error", "backend_error", "deadline", "cancelled", "shed"}
+STATUSES = {"ok", "client_error", "backend_error", "deadline", "cancelled", "shed", "degraded"}
 BREAKING = {"model": "breaking", "task_type": "chat"}
 
 
