@@ -7,7 +7,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import orjson
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from schemas.codec import encode, message_headers
@@ -208,19 +207,18 @@ def _dead(member: Member, now_s: float) -> dict[str, Any]:
 
 def _print(shown: list[dict[str, Any]]) -> None:
     states = ("ready", "loading", "draining", "dead")
-    table = Table("pool", "mode", *states, "slots", "in flight", "queued", "queue s")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("pool", "mode", *states, "slots", "in flight", "queued", "queue s"):
+        table.add_column(heading, no_wrap=True)
     for pool in shown:
-        workers: Mapping[str, int] = pool["workers"]
-        counts = [str(workers[state]) for state in states]
+        counts = [str(pool["workers"][state]) for state in states]
         figures = [str(pool[name]) for name in ("slots", "in_flight", "queued", "queue_seconds")]
-        table.add_row(pool["pool"], _mode(pool), *counts, *figures)
+        table.add_row(pool["pool"], pool["mode"], *counts, *figures)
     console.print(table)
     for pool in shown:
+        if pool["mode"] != "running":
+            why = f": {pool['reason']}" if pool["reason"] else ""
+            console.print(f"{pool['mode']}: {pool['pool']}, by {pool['by']}{why}", markup=False)
         for dead in pool["dead"]:
-            console.print(
-                f"dead: {dead['worker']} ({pool['pool']}), {dead['why']} for {dead['for_s']} s", markup=False
-            )
-
-
-def _mode(pool: Mapping[str, Any]) -> str:
-    return f"{pool['mode']} ({escape(pool['reason'])})" if pool["reason"] else str(pool["mode"])
+            told = f"{dead['why']} for {dead['for_s']} s"
+            console.print(f"dead: {dead['worker']} ({pool['pool']}), {told}", markup=False)

@@ -109,13 +109,13 @@ def _view(settings: OrchestratorSettings, fleet: Fleet) -> FleetView:
 
 @asynccontextmanager
 async def _followed(view: FleetView) -> AsyncIterator[None]:
-    """Reads `fleet` while the body runs."""
-    following = asyncio.create_task(view.run())
-    try:
-        yield
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+    """Reads `fleet` while the body runs; a fault in it ends the body too."""
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(view.run())
+        try:
+            yield
+        finally:
+            following.cancel()
 
 
 async def _migrated(url: str, stop: asyncio.Event) -> bool:
