@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvictionLaw:
-    """wait_s: what interactive work may wait; ending_s: a task or a slot that close to its end is waited for."""
+    """wait_s: what interactive work may wait; ending_s: what ends so soon is waited for, and not evicted."""
 
     wait_s: float = 0.05
     most_evictions: int = 3
-    ending_s: float = 0.02
+    ending_s: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,12 @@
 
 The counters are VTC's (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024): who has the
 smallest is served next and pays the weighted tokens of what starts, predicted first, corrected by the real
-usage at the end; who becomes active is lifted near the smallest counter of the active ones, so that idle time
-saves nothing up but `burst`. Between two tenants that always have work waiting, the tokens served per weight
-differ by at most twice the largest single charge, plus what predictions were wrong by; who comes back is at
-most `burst` ahead of that.
+usage at the end. Who becomes active is lifted near the smallest counter of the active ones, so that idle time
+saves nothing up but `burst`. That level never falls; it is the counter of who starts, and goes on with the
+tokens that start while nothing else waits, as virtual time does in start-time fair queueing.
+
+Between two tenants that always have work waiting, the tokens served per weight differ by at most twice the
+largest single charge, plus what predictions were wrong by; who comes back is at most `burst` ahead of that.
 
 VTC lifts to the smallest counter itself (burst 0). Then a tenant that asks less than its share pays for its
 last task before its next one may start, whenever two come close together: beside a flood it waits two to four
@@ -56,7 +58,7 @@ class TokenCounters:
     anyway if it came back.
     """
 
-    __slots__ = ("_accounts", "_active", "_burst", "_last", "_order", "_owing", "_stamp", "_weights")
+    __slots__ = ("_accounts", "_active", "_burst", "_order", "_owing", "_stamp", "_virtual", "_weights")
 
     def __init__(self, weights: Mapping[str, float], burst: float = 0.0) -> None:
         for tenant, weight in weights.items():
@@ -69,7 +71,7 @@ class TokenCounters:
         self._order: list[tuple[float, int, str]] = []  # those with work waiting
         self._owing: list[tuple[float, int, str]] = []  # idle, above the floor
         self._stamp = 0
-        self._last = 0.0  # of the last one that had work waiting
+        self._virtual = 0.0
 
     def __len__(self) -> int:
         """How many tenants are remembered."""
@@ -111,14 +113,15 @@ class TokenCounters:
         account.waiting -= 1
         if not account.waiting:
             self._active -= 1
-            if not self._active:
-                self._last = account.counter
             self._placed(tenant, account)
 
     def charge(self, tenant: str, tokens: float) -> None:
         """A task of the tenant starts, predicted to take that many weighted tokens."""
         account = self._account(tenant)
         account.running += 1
+        self._virtual = max(self._virtual, account.counter)
+        if not self._active or (self._active == 1 and account.waiting == 1):  # itself, and nothing else
+            self._virtual += tokens / self._weights.get(tenant, 1.0)
         self._add(tenant, account, tokens)
 
     def correct(self, tenant: str, charged: float, used: float) -> None:
@@ -141,8 +144,7 @@ class TokenCounters:
 
     def _floor(self) -> float:
         """What a tenant that becomes active is lifted to."""
-        lowest = self.lowest()
-        return (self._last if lowest is None else self._accounts[lowest].counter) - self._burst
+        return self._virtual - self._burst
 
     def _placed(self, tenant: str, account: _Account) -> None:
         """Its place in the order, or among the idle; older places of it count no more."""
@@ -175,7 +177,7 @@ class TokenCounters:
 
 
 class FairQueue(Generic[S]):
-    """What waits of one priority. The smallest (rank, seq) of the tenant with the smallest counter is next."""
+    """What waits of one priority: next is the smallest (rank, seq) of the tenant with the least counter."""
 
     __slots__ = ("_count", "_dead", "_waiting", "counters")
 

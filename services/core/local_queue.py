@@ -136,7 +136,7 @@ class LocalQueue(Generic[T]):
         return self._take(slot)
 
     def settle(self, entry: Queued[T], used: float) -> None:
-        """A popped envelope's try is over: its tenant pays the weighted tokens it used, as predicted or not."""
+        """A popped envelope's try is over: its tenant pays the weighted tokens that it used."""
         self._ready[entry.lane].counters.correct(entry.tenant, entry.tokens, used)
 
     def put_ahead(self, task_id: str) -> bool:

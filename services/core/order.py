@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Known:
     service_s: float
 
 
+OrderName = Literal["fcfs", "sjf", "slack"]
 Rank = Callable[[Known], float]
 AHEAD = float("-inf")
 """The rank of what had its turn already and was interrupted by us: before all other work of its tenant."""
@@ -43,4 +45,4 @@ def slack(known: Known) -> float:
     return known.deadline_s - known.service_s
 
 
-RANKS: Mapping[str, Rank] = MappingProxyType({"fcfs": fcfs, "sjf": sjf, "slack": slack})
+RANKS: Mapping[OrderName, Rank] = MappingProxyType({"fcfs": fcfs, "sjf": sjf, "slack": slack})

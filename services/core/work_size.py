@@ -20,3 +20,8 @@ def expected_output_tokens(limit: int | None) -> int:
 def weighted_tokens(input_tokens: int, output_limit: int | None) -> float:
     """Weighted tokens of a task as predicted."""
     return INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * expected_output_tokens(output_limit)
+
+
+def used_tokens(input_tokens: int, output_tokens: int) -> float:
+    """Weighted tokens of a try as counted."""
+    return INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens

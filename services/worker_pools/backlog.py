@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
+from schemas.failures import FailureKind
+from schemas.messages import Usage
 from schemas.topics import Priority
+from services.core.eviction import Waiting
 from services.core.lanes import LanePicker
 from services.core.local_queue import LocalQueue, Queued
+from services.core.order import AHEAD, Known, Rank, fcfs
+from services.core.service_times import ServiceTimes
+from services.core.work_size import USUAL_OUTPUT_TOKENS, used_tokens
 from services.worker_pools.held import Held, Phase
 
 # A backlog of batch work must not keep interactive work from being read.
 _SHARES: Mapping[str, float] = {"interactive": 0.5, "standard": 0.25, "batch": 0.25}
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the queue is shared: tenants by weight (1 where not named), a tenant's own work by `rank`.
+
+    burst_tokens: weighted tokens that a tenant which asked for less than its share is ahead of the others.
+    """
+
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    burst_tokens: float = 20.0 * USUAL_OUTPUT_TOKENS
+    rank: Rank = fcfs
+
+
 class Backlog:
     """Times are Unix seconds. `room` counts what a priority holds in all, waiting, running and settling."""
 
-    def __init__(self, weights: Mapping[Priority, int], max_tasks: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        weights: Mapping[Priority, int],
+        max_tasks: int,
+        max_bytes: int,
+        *,
+        sharing: Sharing | None = None,
+        prior_s: float = 1.0,
+    ) -> None:
+        sharing = sharing or Sharing()
         by_name = {str(name): weight for name, weight in weights.items()}
-        self._queue: LocalQueue[Held] = LocalQueue(LanePicker(by_name))
-        self._ahead: dict[str, Held] = {}  # heads of a full span: they start next
+        self._queue: LocalQueue[Held] = LocalQueue(
+            LanePicker(by_name), sharing.tenant_weights, sharing.burst_tokens
+        )
+        self._rank = sharing.rank
+        self._started: dict[str, Queued[Held]] = {}
         self._most = {
             priority: (max(1, int(max_tasks * share)), int(max_bytes * share))
             for priority, share in _SHARES.items()
         }
         self._held = dict.fromkeys(_SHARES, 0)
         self._bytes = dict.fromkeys(_SHARES, 0)
+        self.times = ServiceTimes(prior_s)
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._ahead)
+        return len(self._queue)
 
     def room(self, priority: str) -> int:
         """How many more tasks of this priority may be read now."""
@@ -46,60 +78,110 @@ class Backlog:
         self._held[held.priority] -= 1
         self._bytes[held.priority] -= held.size_bytes
 
-    def push(self, held: Held, now_s: float, not_before_s: float | None = None) -> None:
+    def push(
+        self, held: Held, now_s: float, not_before_s: float | None = None, *, evicted: bool = False
+    ) -> None:
+        """An evicted task waits before all else of its tenant."""
         held.phase = Phase.QUEUED
+        headers, priority = held.headers, held.priority
         partition = held.positions[0].place.partition if held.positions else -1
+        deadline_s = headers.deadline_ms / 1000
+        tokens = headers.tokens or self.times.usual_tokens(priority, USUAL_OUTPUT_TOKENS)
+        service_s = self.times.expected_s(priority, headers.tokens)
+        known = Known(held.written_ms / 1000, deadline_s, tokens, service_s)
         self._queue.push(
             Queued(
                 task_id=held.task_id,
-                lane=held.priority,
-                partition=(held.priority, partition),
+                lane=priority,
+                partition=(priority, partition),
                 queued_s=now_s,
-                deadline_s=held.headers.deadline_ms / 1000,
+                deadline_s=deadline_s,
                 item=held,
                 not_before_s=not_before_s,
+                rank=AHEAD if evicted else self._rank(known),
+                tenant=headers.tenant,
+                tokens=tokens,
             )
         )
 
-    def put_first(self, held: Held) -> bool:
+    def put_first(self, task_id: str) -> bool:
         """A waiting task starts with the next free slot; False where it does not wait here."""
-        if self._queue.remove(held.task_id) is None:
-            return False
-        self._ahead[held.task_id] = held
-        return True
+        return self._queue.put_ahead(task_id)
 
-    def pop(self, now_s: float) -> Held | None:
-        if self._ahead:
-            return self._ahead.pop(next(iter(self._ahead)))
-        entry = self._queue.pop(now_s)
-        return None if entry is None else entry.item
+    def pop(self, now_s: float, barred: Collection[str] = ()) -> Held | None:
+        """The next task to start; say `ended` when its slot is free. Nothing of a barred priority starts."""
+        entry = self._queue.pop(now_s, barred)
+        if entry is None:
+            return None
+        held = entry.item
+        held.started_s, held.used_tokens = now_s, None
+        self._started[entry.task_id] = entry
+        return held
+
+    def tried(self, held: Held, usage: Usage, failure: FailureKind | None, now_s: float) -> None:
+        """A try of a task that has a slot is over, with that usage."""
+        entry = self._started.get(held.task_id)
+        if entry is None or failure is FailureKind.EVICTED:
+            return
+        used = used_tokens(usage.input_tokens, usage.output_tokens)
+        if failure is None:
+            used = used or entry.tokens  # a tool counts none, and is no free ride
+            self.times.saw(held.priority, held.headers.tokens, used, now_s - held.started_s)
+        held.used_tokens = used
+
+    def ended(self, held: Held) -> None:
+        """Its tenant pays for what the try used: nothing where none ran, or we threw its work away."""
+        entry = self._started.pop(held.task_id, None)
+        if entry is None:
+            return
+        used = held.used_tokens
+        self._queue.settle(entry, 0.0 if used is None else used)
+
+    def next_interactive(self) -> list[Waiting]:
+        """Interactive tasks for whom a slot may have to be made: who is next, and who must start soonest."""
+        first = self._queue.first("interactive")
+        if first is None:
+            return []
+        urgent = self._queue.most_urgent("interactive")
+        entries = [first] if urgent is None or urgent is first else [first, urgent]
+        return [
+            Waiting(
+                entry.task_id,
+                entry.since_s,
+                entry.deadline_s,
+                self.times.expected_s("interactive", entry.item.headers.tokens),
+            )
+            for entry in entries
+        ]
+
+    def eligible(self, priority: str) -> int:
+        """How many tasks of a priority wait for their turn, delayed ones and those put first aside."""
+        return self._queue.eligible(priority)
+
+    def is_first(self, task_id: str) -> bool:
+        """Whether it was put first and waits still."""
+        return self._queue.is_ahead(task_id)
 
     def remove(self, held: Held) -> bool:
-        return self._ahead.pop(held.task_id, None) is not None or self._queue.remove(held.task_id) is not None
+        return self._queue.remove(held.task_id) is not None
 
     def expired(self, now_s: float) -> list[Held]:
-        """Takes out what reached its deadline; of what starts next, the start itself sees it."""
+        """Takes out what reached its deadline, whatever it waits for."""
         return [entry.item for entry in self._queue.expired(now_s)]
 
     def next_due(self) -> float | None:
         return self._queue.next_due()
 
+    def next_deadline(self) -> float | None:
+        return self._queue.next_deadline()
+
     def take_partitions(self, priority: str, partitions: Collection[int]) -> list[Held]:
-        """Takes out what waits of these partitions, in the order it came."""
-        taken = [
-            held
-            for held in self._ahead.values()
-            if held.positions
-            and held.priority == priority
-            and held.positions[0].place.partition in partitions
+        """Takes out what waits of these partitions, each in the order it came."""
+        return [
+            entry.item
+            for partition in partitions
+            for entry in self._queue.drop_partition((priority, partition))
         ]
-        for held in taken:
-            del self._ahead[held.task_id]
-        for partition in partitions:
-            taken += [entry.item for entry in self._queue.drop_partition((priority, partition))]
-        return taken
 
     def take_all(self) -> list[Held]:
-        taken = [*self._ahead.values(), *self.expired(float("inf"))]
-        self._ahead.clear()
-        return taken
+        return self.expired(float("inf"))

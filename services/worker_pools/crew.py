@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 from schemas.messages import CancelTask
 from schemas.topics import TopicNames
+from services.core.eviction import EvictionLaw
 from services.core.fleet import Fleet, Pool
+from services.core.order import RANKS
 from services.core.retry import RetryPolicy
 from services.runtime.fleet_view import FleetView
 from services.worker_pools.backends import Backends
-from services.worker_pools.backlog import Backlog
+from services.worker_pools.backlog import Backlog, Sharing
 from services.worker_pools.chunk_sender import ChunkPump
 from services.worker_pools.control import Control
 from services.worker_pools.desk import Desk
 from services.worker_pools.endings import Endings
+from services.worker_pools.evictions import Evictions
 from services.worker_pools.gate import Gate
 from services.worker_pools.handover import HandOver
 from services.worker_pools.held import Position
@@ -61,6 +64,7 @@ class Crew:
     backend_watch: BackendWatch
     serving: Serving
     slots: Slots
+    evictions: Evictions
     hand_over: HandOver
     control: Control
     presence: Presence
@@ -82,7 +86,10 @@ def assembled(
     """A worker's parts; nothing runs yet. `done` completes an offset, `cancel` hears of `control`."""
     pool, fleet, names = identity.pool, identity.fleet, identity.names
     gate, budget = Gate("starting"), SlotBudget(pool)
-    backlog = Backlog(fleet.weights, knobs.held_tasks, knobs.held_bytes)
+    sharing = Sharing(fleet.tenant_weights, knobs.tenant_burst_tokens, RANKS[knobs.order])
+    backlog = Backlog(
+        fleet.weights, knobs.held_tasks, knobs.held_bytes, sharing=sharing, prior_s=pool.prior_seconds
+    )
     presence = present(identity.worker, pool, fleet, parts, knobs, gate, budget, backlog)
     desk = Desk(backlog, parts.clock, done)
     reports = Reports(parts.durable, names, identity.worker, parts.clock, knobs)
@@ -93,7 +100,11 @@ def assembled(
     starts = Starts(pool, reports, parts.blobs, parts.clock, parts.new_attempt)
     tries = Tries(pool, parts.model, backends, pump, parts.clock, knobs, presence.progress)
     serving = Serving(desk, reports, endings, starts, tries, backends, parts.clock, metrics.ended)
-    slots = Slots(budget, gate, backlog, serving, endings, parts.clock, knobs)
+    evictions = Evictions(backlog, EvictionLaw(fleet.interactive_wait_s) if fleet.evict_batch else None)
+    slots = Slots(
+        budget, gate, backlog, serving, endings, parts.clock, knobs, evictions, pool.reserved_interactive
+    )
+    tries.batches.seats, slots.joinable = slots, tries.batches.joinable
     presence.profile.in_flight = lambda: slots.in_flight
     presence.profile.backends = backends.states
     backends.budget = budget
@@ -112,6 +123,7 @@ def assembled(
         ),
         serving=serving,
         slots=slots,
+        evictions=evictions,
         hand_over=HandOver(desk, reports, parts.blobs, parts.clock, knobs),
         control=Control(parts.control, parts.clock, knobs, cancel),
         presence=presence,

@@ -92,7 +92,8 @@ class Desk:
             cause: Cause = "cancel" if attempt is None else "superseded"
             held.watch.stop(Verdict(cause, FailureKind.CANCELLED, reason))
             return None
-        if attempt is None and held.phase is Phase.QUEUED and self.backlog.remove(held):
+        if attempt is None and held.phase is Phase.QUEUED:
+            self.backlog.remove(held)  # it is not there between a revoke and the assignment that follows
             held.phase = Phase.SETTLING
             return held
         return None

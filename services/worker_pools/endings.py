@@ -71,6 +71,8 @@ class Endings:
             await self._closed(held, end, end.verdict.reason, failure)
         elif end.verdict is not None and end.verdict.cause == "superseded":
             await self._superseded(held, end, failure)
+        elif end.verdict is not None and end.verdict.cause == "evict" and not end.streamed:
+            await self._evicted(held, end, failure)
         elif end.verdict is not None and end.verdict.cause == "drain" and not end.streamed:
             held.headers = self._spent(held, end, charged=False)
             await self._park(held, end, failure, self._reports.now_ms(), charged=False)
@@ -160,6 +162,20 @@ class Endings:
             self._desk.backlog.push(held, self._clock.now_s())
         else:
             self._desk.let_go(held, ended=False)
+
+    async def _evicted(self, held: Held, end: TryEnd, failure: Failure) -> None:
+        """It waits here again at no charge, unless its lane record was let go of meanwhile, or was closed."""
+        reason = self._desk.stones.cancelled(held.task_id)
+        if reason is not None:
+            await self._closed(held, end, reason, failure)
+            return
+        held.headers, held.failed_at = self._spent(held, end, charged=False), None
+        if held.lent or self._desk.closing:
+            await self._park(held, end, failure, self._reports.now_ms(), charged=False)
+            return
+        record = self._attempt_failed(held, end, failure, "local", charged=False)
+        self._reports.later(self._reports.deliver(record))
+        self._desk.backlog.push(held, self._clock.now_s(), evicted=True)
 
     async def _give_up(
         self, held: Held, kind: TaskKind, end: TryEnd, failure: Failure, reason: GiveUpReason

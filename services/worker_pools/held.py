@@ -58,7 +58,12 @@ class Held:
     lent: bool = False
     tenant: str = "default"
     claimed_value: bytes | None = None
+    rides: bool = False  # it is tried in the slot of another task, whose call it shares
     facts: TaskFacts | None = None  # what its value says, once somebody had to know before it starts
+    started_s: float = 0.0  # of its current or last stay in a slot, on the worker's clock
+    used_tokens: float | None = None  # weighted, by the last try; None where no try ran
+    shares_call: bool = False  # other tasks may ride in its slot, which its end does not free
+    evictions: int = 0
     failed_at: str | None = None  # the backend of the last failed try: the next one goes elsewhere if it can
 
     @property

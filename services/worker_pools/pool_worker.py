@@ -227,7 +227,7 @@ class PoolWorker:
         held = next((held for held in self._desk.all() if held.at(priority, partition, head)), None)
         if held is None:
             return
-        if held.phase is Phase.QUEUED and self._backlog.put_first(held):
+        if held.phase is Phase.QUEUED and self._backlog.put_first(held.task_id):
             self._slots.fill()
         elif held.phase is Phase.TRYING and not held.lent:
             await self._hand_over.lend(held, self._knobs.ack_timeout_s)

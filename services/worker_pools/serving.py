@@ -93,10 +93,11 @@ class Serving:
         if self._desk.closing:
             self._desk.drop(held)
         else:
-            self._desk.backlog.push(held, self._clock.now_s())
+            self._desk.backlog.push(held, self._clock.now_s(), evicted=True)  # before what came after it
 
     async def _attempted(self, held: Held, ready: Ready, watch: TryWatch, lease: Lease) -> After:
         task = ready.task
+        held.shares_call = task.kind == "embedding"
         run = self._starts.mint(held)
         announced = held.redelivered
         try:
@@ -136,6 +137,8 @@ class Serving:
     def _note(self, held: Held, task: RunTask, end: TryEnd) -> None:
         self._count(end)
         failure = end.failure
+        kind = None if failure is None else failure.kind
+        self._desk.backlog.tried(held, end.usage, kind, self._clock.now_s())
         if failure is None or failure.kind not in _NEVER_ANSWERED:
             self.answered = True
         log.info(

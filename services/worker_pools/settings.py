@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pydantic import Field
 
 from services.core.fleet_table import ADOPT_AFTER_S
+from services.core.order import OrderName
 from services.core.reroute import RerouteLaw
 from services.runtime.settings import ServiceSettings
 
@@ -41,6 +42,8 @@ class WorkerKnobs:
     claim_falls_after_s: float = 2.0
     poll_ms: int = 250
     poll_records: int = 500
+    order: OrderName = "fcfs"  # of a tenant's own tasks within a priority
+    tenant_burst_tokens: float = 5_120.0  # weighted: what a tenant that asked little is ahead of the others
     held_tasks: int = 10_000
     held_bytes: int = 256 * 1024 * 1024
     unsettled: int = 4_096  # ended tries whose record is not acknowledged; beyond, nothing new starts
@@ -83,7 +86,15 @@ class WorkerSettings(ServiceSettings):
 
     pool: str = Field(min_length=1, description="name of the pool in the fleet file")
     worker_id: str = Field(default="", max_length=128, description="empty: pool, host, pid and a random part")
+    order: OrderName = Field(default="fcfs", description="of a tenant's own tasks within a priority")
+    tenant_burst_tokens: float = Field(
+        default=5_120.0,
+        ge=0,
+        description="weighted tokens that a tenant which asked for less than its share is ahead",
+    )
 
     def knobs(self) -> WorkerKnobs:
         scaled = WorkerKnobs().scaled(self.time_scale)
-        return replace(scaled, drain_s=self.drain_s)
+        return replace(
+            scaled, drain_s=self.drain_s, order=self.order, tenant_burst_tokens=self.tenant_burst_tokens
+        )

@@ -21,6 +21,7 @@ from services.worker_pools.answer_stream import AnswerStream
 from services.worker_pools.backend_record import Lease
 from services.worker_pools.backends import Backends, Heard
 from services.worker_pools.chunk_sender import ChunkPump, ChunkSender
+from services.worker_pools.embed_batch import EmbedBatches
 from services.worker_pools.held import Held
 from services.worker_pools.progress import Progress
 from services.worker_pools.settings import WorkerKnobs
@@ -36,6 +37,7 @@ _GUARD_WORDS: Mapping[FailureKind, str] = {
     FailureKind.IDLE_TIMEOUT: "the backend fell silent",
     FailureKind.TOO_SLOW: "the backend answered below the minimum rate",
     FailureKind.CANCELLED: "the task was cancelled",
+    FailureKind.EVICTED: "the task gave its slot to more urgent work",
     FailureKind.INTERNAL: "the worker was stopped",
 }
 
@@ -72,6 +74,7 @@ class Tries:
         self._pool = pool
         self._progress = progress
         self._client = client
+        self.batches = EmbedBatches(pool, client)
         self._backends = backends
         self._pump = pump
         self._clock = clock
@@ -106,7 +109,7 @@ class Tries:
         self._backends.began(lease)
         try:
             with self._progress.running(held.task_id) as outcome:
-                failure = await attempt.follow(self._client, call, task.kind)
+                failure = await attempt.follow(self._client_for(held, ready), call, task.kind)
                 outcome.failure = None if failure is None else failure.kind
         finally:
             watch.finish()
@@ -117,6 +120,10 @@ class Tries:
         if failure is not None and self._backends.another_serves(base_url):
             end = replace(end, elsewhere=True)
         return end
+
+    def _client_for(self, held: Held, ready: Ready) -> ModelClient:
+        """Embeddings share calls."""
+        return self.batches.rider(held, ready.body) if ready.task.kind == "embedding" else self._client
 
     def _moved(self, lease: Lease) -> Callable[[int, float], None]:
         progress = self._progress
@@ -227,6 +234,7 @@ class _Attempt:
         self.guards.saw(pieces, now_s)
         self._moved(pieces, now_s)
         if first:
+            self.watch.content = True
             self.watch.rearm()
             if not self._announced:
                 self._announced = True

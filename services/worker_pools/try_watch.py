@@ -12,14 +12,14 @@ from typing import Literal
 
 from schemas.failures import FailureKind
 
-Cause = Literal["guard", "cancel", "superseded", "drain"]
+Cause = Literal["guard", "cancel", "superseded", "evict", "drain"]
 Due = Callable[[], tuple[float, FailureKind]]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Why a try was ended: a guard of kind `kind`, a cancel of the task with its `reason`, a cancel of this
-    attempt alone (its task goes on elsewhere), or the drain."""
+    attempt alone (its task goes on elsewhere), more urgent work that needs the slot, or the drain."""
 
     cause: Cause
     kind: FailureKind
@@ -30,10 +30,10 @@ class TryWatch:
     """Made by the asyncio task that runs the try. After `finish` nothing can end it any more.
 
     `due` gives the next guard's time on the loop's clock. A guard may move back freely; `rearm` when one may
-    have moved forward.
+    have moved forward. `content`: the backend said something that a client may have.
     """
 
-    __slots__ = ("_due", "_finished", "_loop", "_task", "_timer", "verdict")
+    __slots__ = ("_due", "_finished", "_loop", "_task", "_timer", "content", "verdict")
 
     def __init__(self, due: Due) -> None:
         task = asyncio.current_task()
@@ -44,7 +44,13 @@ class TryWatch:
         self._due = due
         self._finished = False
         self.verdict: Verdict | None = None
+        self.content = False
         self._timer = self._loop.call_at(due()[0], self._fire)
+
+    @property
+    def over(self) -> bool:
+        """Nothing can end it any more."""
+        return self._finished or self.verdict is not None
 
     def guard(self, due: Due) -> None:
         """Other guards from now on."""
@@ -58,7 +64,7 @@ class TryWatch:
 
     def stop(self, verdict: Verdict) -> bool:
         """Ends the try; False where it is over already. The first verdict stands."""
-        if self._finished or self.verdict is not None:
+        if self.over:
             return False
         self.verdict = verdict
         self._timer.cancel()
