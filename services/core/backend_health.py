@@ -6,7 +6,8 @@ Thresholds, against the backend's own long run (a mean over about 200 tries, at 
 - healthy again: both medians below halfway between that factor and 1, or fewer than 5 tries left in the
   window: a backend that is avoided gets another chance;
 - slow at once: tries wait, and nothing at all has come from it for as long;
-- unavailable: its breaker is not closed, or it cannot be reached.
+- unavailable: its breaker is not closed, it cannot be reached, loads its model, or asked for a rest of more
+  than a second.
 """
 
 from __future__ import annotations

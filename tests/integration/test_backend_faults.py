@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from loadtest.model_server.process import ModelServerProcess
 from schemas.failures import FailureKind
+from schemas.headers import SWEPT, TaskHeaders, to_text
 from schemas.messages import AttemptFailed, TaskFailed, TaskSucceeded
 from services.core.fleet import BreakerLaw
 from tests.integration.backend_rig import QUICK, SEVERAL, backend_rig, backends_of, state_of
-from tests.integration.worker_rig import scripted, text_of, tries, until
+from tests.integration.worker_rig import NAMES, scripted, text_of, tries, until
 
 CALM = replace(SEVERAL, breaker=replace(QUICK, cooldown_s=60, cooldown_most_s=60))
 
@@ -199,3 +201,26 @@ async def test_leases_are_given_back_on_every_path(server: ModelServerProcess, t
             await rig.end(task)
         await until(lambda: running.worker.held() == 0)
         assert (state_of(rig).in_flight, state_of(rig).tokens_in_flight) == (0, 0)
+
+
+async def test_a_lease_whose_start_is_never_heard_of_is_given_back(
+    server: ModelServerProcess, tmp_path: Path
+) -> None:
+    """A redelivered task is announced before it starts; here its deadline comes first."""
+    async with backend_rig([server.root_url], tmp_path, CALM) as rig:
+        running = await rig.work()
+        task_id = await rig.submit(deadline_s=60)
+        await rig.end(task_id)
+        (record,) = rig.bus.records(NAMES.lane(rig.pool.name, "interactive"))
+        headers = TaskHeaders.from_text(to_text(record.headers))
+        soon_ms = int(time.time() * 1000) + 700
+        value = (record.value or b"").replace(task_id.encode(), b"swept-1")
+        wire = [*headers.with_changes(deadline_ms=soon_ms).to_wire(), (SWEPT, b"1")]
+        await rig.raw(b"swept-1", value, wire)
+        rig.bus.refuse_sends(1_000_000)
+        await until(lambda: state_of(rig).in_flight == 1)
+        await until(lambda: state_of(rig).in_flight == 0)
+        rig.bus.refuse_sends(0)
+        assert isinstance(await rig.end("swept-1"), TaskFailed)
+        await until(lambda: running.worker.held() == 0)
+        assert len(server.log()) == 1
