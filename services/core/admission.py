@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from services.core.embedding_form import check_input
 from services.core.field_checks import (
     Check,
     Refusal,
@@ -28,8 +29,9 @@ from services.core.field_checks import (
     text_or_texts,
     whole,
 )
+from services.core.usage import text_tokens
 
-BodyKind = Literal["chat", "completion"]
+BodyKind = Literal["chat", "completion", "embedding"]
 MOST_LEVELS = 128  # what is read can be written again: orjson reads 1,024 levels and writes 254
 _IMAGE_TOKENS = 768  # of a picture at usual sizes; only ever used to rule pools out
 _MESSAGE_TOKENS = 4  # role and separators
@@ -182,10 +184,24 @@ _COMPLETION: dict[str, Check] = _SHARED | {
     "echo": flag,
     "suffix": text(),
 }
-_FIELDS: Mapping[BodyKind, Mapping[str, Check]] = {"chat": _CHAT, "completion": _COMPLETION}
+_EMBEDDING: dict[str, Check] = {
+    "model": _SHARED["model"],
+    "input": check_input,
+    "encoding_format": one_of("float", "base64"),
+    "dimensions": whole(1),
+    "stream": lambda value, path: None if value is False else expected(path, "false: nothing is streamed"),
+    "user": text(),
+    "metadata": _check_metadata,
+}
+_FIELDS: Mapping[BodyKind, Mapping[str, Check]] = {
+    "chat": _CHAT,
+    "completion": _COMPLETION,
+    "embedding": _EMBEDDING,
+}
 _REQUIRED: Mapping[BodyKind, tuple[str, str]] = {
     "chat": ("messages", "a list of messages"),
     "completion": ("prompt", "a string or a list"),
+    "embedding": ("input", "a string or a list"),
 }
 
 
@@ -235,6 +251,8 @@ def _has_image(message: Mapping[str, Any]) -> bool:
 def _input_tokens(kind: BodyKind, body: Mapping[str, Any]) -> int:
     if kind == "completion":
         return _prompt_tokens(body["prompt"])
+    if kind == "embedding":
+        return _prompt_tokens(body["input"])
     tools = _texts(body.get("tools") or body.get("functions") or ())
     return tools + sum(_MESSAGE_TOKENS + _content_tokens(m.get("content")) for m in body["messages"])
 
@@ -264,8 +282,3 @@ def _texts(value: Any) -> int:
     if isinstance(value, dict):
         return sum(text_tokens(name) + _texts(item) for name, item in value.items())
     return sum(map(_texts, value)) if isinstance(value, (list, tuple)) else 0
-
-
-def text_tokens(words: str) -> int:
-    """A rough count without a tokenizer: four characters a token in ASCII, two in any other script."""
-    return -(-len(words) // (4 if words.isascii() else 2))

@@ -85,7 +85,8 @@ def lacks(pool: Pool, need: Need, *, whole: bool = False) -> str | None:
     whole = whole or need.model == AUTO
     offered = pool.capabilities | {pool.name}
     wanted, features = need.capabilities, need.features
-    if whole and need.kind in _KIND_CAPABILITY:
+    # An embedding needs its capability in a named pool too: a chat model's server has none to give.
+    if need.kind in _KIND_CAPABILITY and (whole or need.kind == "embedding"):
         wanted = (_KIND_CAPABILITY[need.kind], *wanted)
     if whole and need.kind in _KIND_FEATURE:
         features = features | {_KIND_FEATURE[need.kind]}

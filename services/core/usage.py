@@ -17,8 +17,16 @@ def estimated_tokens(size_bytes: int) -> int:
     return -(-size_bytes // _BYTES_PER_TOKEN)
 
 
+def text_tokens(words: str) -> int:
+    """A rough count without a tokenizer: four characters a token in ASCII, two in any other script."""
+    return -(-len(words) // (4 if words.isascii() else 2))
+
+
 def counted(told: Mapping[str, Any] | None, *, prompt_bytes: int, output_tokens: int) -> Usage:
-    """`told` is the backend's usage object; the others are what stands in for counts that it left out."""
+    """`told` is the backend's usage object; the others are what stands in for counts that it left out.
+
+    One that says `estimated` itself is believed: a share of a call's usage, or a fleet behind this one.
+    """
     told = told or {}
     given_in, given_out = _count(told, "prompt_tokens"), _count(told, "completion_tokens")
     if given_out is None and given_in is not None and "total_tokens" in told:
@@ -30,7 +38,7 @@ def counted(told: Mapping[str, Any] | None, *, prompt_bytes: int, output_tokens:
         input_tokens=estimated_tokens(prompt_bytes) if given_in is None else given_in,
         output_tokens=output_tokens if given_out is None else given_out,
         cached_tokens=cached or 0,
-        estimated=given_in is None or given_out is None,
+        estimated=given_in is None or given_out is None or told.get("estimated") is True,
         cost_usd=0.0,
     )
 
