@@ -1,4 +1,10 @@
-"""ports.ModelClient for servers that speak OpenAI's API: vLLM, SGLang, TGI, llama.cpp, Ollama, OpenAI.
+"""ports.ModelClient for servers that speak OpenAI's API: vLLM, SGLang, TGI, llama.cpp, Ollama, OpenAI, Azure.
+
+What a server adds to OpenAI's answers, or leaves out of them, is made normal behind this client
+(core/chunk_form.py); here are its bytes, its errors and, for Azure, its addresses.
+
+A kept connection may have been closed by the server at the very moment a call was written to it. That call is
+RESET, which is retried by the one owner of retries: a POST is never sent twice from here.
 
 aiohttp's client: a streamed call costs it four fifths of the CPU of httpx over the same connections, and a
 tenth of httpx's own (measured). One try is one POST: nothing is repeated here, retries have one owner.
@@ -10,19 +16,20 @@ import asyncio
 import io
 import time
 from collections.abc import AsyncIterator, Callable
+from urllib.parse import quote, urlencode
 
 import aiohttp
 import yarl
 
 from schemas.failures import FailureKind
-from services.adapters.model_backends.answer_bytes import Batch, SseAnswer, is_sse, whole
+from services.adapters.model_backends.answer_bytes import Batch, SseAnswer, begun, is_sse, whole
+from services.adapters.model_backends.connections import BackendConnections
 from services.adapters.model_backends.http_faults import LIBRARY_ERRORS, translated
 from services.core import backend_errors
+from services.core.backend_errors import Waits
+from services.core.fleet import Azure
 from services.ports import BackendFault, ModelCall
 
-# Below the 5 s after which uvicorn and llama.cpp close an idle connection: a request never meets a closing
-# one.
-KEEP_ALIVE_S = 4.0
 _ERROR_BODY_S = 2.0
 _ERROR_BODY_BYTES = 64 * 1024
 _WRITTEN_AT_ONCE = 1024 * 1024
@@ -33,10 +40,15 @@ class OpenAIBackend:
     """Calls OpenAI-compatible servers with at most `slots` tries at once, over as many kept connections."""
 
     def __init__(
-        self, *, slots: int, api_key: str | None = None, now_s: Callable[[], float] = time.time
+        self,
+        *,
+        slots: int,
+        api_key: str | None = None,
+        azure: Azure | None = None,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
-        self._slots = slots
-        self._session: aiohttp.ClientSession | None = None
+        self.connections = BackendConnections(slots)
+        self._azure = azure
         self._secrets = (api_key,) if api_key else ()
         self._now_s = now_s
         self._urls: dict[tuple[str, str], yarl.URL] = {}
@@ -46,17 +58,18 @@ class OpenAIBackend:
             "accept-encoding": "identity",
             "user-agent": "chimera",
         }
-        if api_key:
+        if api_key and azure is not None:
+            self._headers["api-key"] = api_key
+        elif api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
 
     async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self.connections.aclose()
 
     async def answers(self, base_url: str) -> bool:
         """Whether the server says anything at all to `GET /v1/models` within two seconds."""
         try:
-            async with self._client().get(
+            async with self.connections.session(base_url).get(
                 self._url(base_url, "/v1/models"),
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=2.0),
@@ -82,23 +95,21 @@ class OpenAIBackend:
             # Where the body was not read to its end this closes the connection, which stops the server.
             response.close()
 
-    def _client(self) -> aiohttp.ClientSession:
-        """Made at the first call: a connector belongs to the loop that runs."""
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=self._slots + 4, keepalive_timeout=KEEP_ALIVE_S)
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                trust_env=False,
-            )
-        return self._session
-
     def _url(self, base_url: str, path: str) -> yarl.URL:
         url = self._urls.get((base_url, path))
         if url is None:
-            url = self._urls[base_url, path] = yarl.URL(base_url + path)
+            url = self._urls[base_url, path] = yarl.URL(base_url + self._path(path))
         return url
+
+    def _path(self, path: str) -> str:
+        """Azure has the deployment in the path, and its version in the query; models are the resource's."""
+        azure = self._azure
+        if azure is None:
+            return path
+        resource = path.removeprefix("/v1")
+        if resource != "/models":
+            resource = f"/deployments/{quote(azure.deployment, safe='')}{resource}"
+        return f"/openai{resource}?{urlencode({'api-version': azure.api_version})}"
 
     async def _opened(self, call: ModelCall) -> aiohttp.ClientResponse:
         """The response with its head. Raises BackendFault."""
@@ -106,7 +117,7 @@ class OpenAIBackend:
         silence_s = max(timeouts.first_token_s, timeouts.idle_s) if call.streaming else timeouts.total_s
         try:
             async with asyncio.timeout(timeouts.first_token_s if call.streaming else timeouts.total_s):
-                return await self._client().post(
+                return await self.connections.session(call.base_url).post(
                     self._url(call.base_url, call.path),
                     # Above a megabyte aiohttp wants a file: it is written in pieces, and the loop breathes.
                     data=call.body if len(call.body) <= _WRITTEN_AT_ONCE else io.BytesIO(call.body),
@@ -121,7 +132,7 @@ class OpenAIBackend:
 
     async def _answer(self, response: aiohttp.ClientResponse, streaming: bool) -> AsyncIterator[Batch]:
         pieces = aiter(response.content.iter_any())
-        first = await anext(pieces, b"")
+        first = await begun(pieces) if streaming else b""
         sse = is_sse(response.headers.get("content-type", ""), first) if streaming else False
         if sse is None:
             raise BackendFault(FailureKind.BAD_ANSWER, "the backend's answer is neither a stream nor JSON")
@@ -155,9 +166,9 @@ class OpenAIBackend:
                         break
         except LIBRARY_ERRORS:
             pass  # the status alone says enough
-        failure = backend_errors.of_response(
-            response.status, body, response.headers.get("retry-after"), self._now_s(), self._secrets
-        )
+        headers = response.headers
+        waits = Waits(headers.get("retry-after"), headers.get("retry-after-ms"))
+        failure = backend_errors.of_response(response.status, body, waits, self._now_s(), self._secrets)
         return BackendFault(
             failure.kind,
             failure.message,
