@@ -101,7 +101,8 @@ def setup_logging(service: str, *, level: str = "info", secret_names: Iterable[s
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.INFO))
-    logging.getLogger("aiokafka").setLevel(max(number, logging.WARNING))
+    for chatty in ("aiokafka", "httpx2", "mcp"):
+        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
 
 
 def _as_text(_logger: Any, _method: str, line: Any) -> str:

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-from cyclopts import App, Parameter
 
 from loadtest.model_server import answers
 from loadtest.model_server.answers import Answer
@@ -24,9 +20,9 @@ from loadtest.model_server.calls import Call, Kind
 from loadtest.model_server.http_edge import Exchange, Request
 from loadtest.model_server.script import Behaviour
 from loadtest.model_server.server import ModelServer
-from loadtest.model_server.settings import ServerSettings
 from tests.backends_like.messages_checks import fault_in
 from tests.backends_like.messages_events import Stream, message_of
+from tests.backends_like.serving import run_server
 
 KEY = "sk-ant-api03-very-secret-1234567890"
 JSON = "application/json"
@@ -165,29 +161,5 @@ async def _refuse(exchange: Exchange, status: int, message: str | None = None) -
     await exchange.whole(status, JSON, error_body(status, message))
 
 
-app = App(name="messages_server")
-
-
-@app.default
-def serve(settings: Annotated[ServerSettings, Parameter(name="*")] = ServerSettings()) -> None:  # noqa: B008 - frozen
-    """Run until SIGTERM or SIGINT."""
-    asyncio.run(_run(settings))
-
-
-async def _run(settings: ServerSettings) -> None:
-    server = MessagesServer(settings)
-    await server.start()
-    if settings.port_file is not None:
-        half = settings.port_file.with_name("port.new")
-        half.write_text(f"{server.port}\n")
-        os.replace(half, settings.port_file)
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await ended.wait()
-    await server.stop()
-
-
 if __name__ == "__main__":
-    app()
-    sys.exit(0)
+    run_server(MessagesServer)

@@ -90,7 +90,8 @@ class McpLink:
             began_s = time.monotonic()
             try:
                 await self._live_once()
-                _log.warning("a tool server is gone")
+                if not self._closing:
+                    _log.warning("a tool server is gone")
             except Exception as fault:  # noqa: BLE001 - whatever ends a connection ends no more than that
                 _log.warning("no tool server", fault=_named(fault))
             if self._coming().done():

@@ -45,12 +45,24 @@ def over_http(url: str, api_key: str | None, connect_s: float) -> Open:
         timeout = httpx2.Timeout(None, connect=connect_s)
         limits = httpx2.Limits(max_connections=None)
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False) as client,
+            httpx2.AsyncClient(
+                headers=headers,
+                timeout=timeout,
+                limits=limits,
+                trust_env=False,
+                event_hooks={"response": [_refusals_logged]},
+            ) as client,
             streamable_http_client(url, http_client=client) as (reading, writing),
         ):
             yield _Watched(reading, ended), writing
 
     return opened
+
+
+async def _refusals_logged(response: httpx2.Response) -> None:
+    """The SDK keeps the status to itself; a 404 and a 405 are how older servers say what they have not."""
+    if response.status_code >= 400 and response.status_code not in (404, 405):
+        _log.warning("a tool server refused a request", status=response.status_code)
 
 
 class _Watched:
