@@ -177,13 +177,11 @@ def _target(
     task: TaskFacts, here: Here, fleet: FleetSnapshot, able: list[Pool], law: RerouteLaw, left_s: float
 ) -> Station | None:
     allowed = {pool.name: pool for pool in able}
-    reachable = [
-        station
-        for station in fleet.takers()
-        if station.pool in allowed and station.worker != here.worker and station.wait_s < left_s
-    ]
-    if here.cause in ("drained", "orphaned"):
+    reachable = [station for station in fleet.takers() if station.pool in allowed and station.wait_s < left_s]
+    if here.cause in ("drained", "orphaned"):  # an adopter may well do what it adopted, in its own pool
         reachable = [station for station in reachable if station.pool != here.pool]
+    else:
+        reachable = [station for station in reachable if station.worker != here.worker]
     if here.cause in _FOR_LOAD:
         reachable = [station for station in reachable if _is_gain(task, here, station, law)]
     if here.cause == "tail":

@@ -15,9 +15,8 @@ from services.worker_pools.settings import WorkerKnobs
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """`moving.moved` counts what both of the others sent to other lanes."""
+    """`rerouting` is told of arrivals and ticks; `adoption` runs beside the lanes."""
 
-    moving: Moving
     rerouting: Rerouting
     adoption: Adoption
 
@@ -39,4 +38,4 @@ def away(identity: Identity, crew: Crew, parts: WorkerParts, knobs: WorkerKnobs)
     beats, profile = crew.presence.beats, crew.presence.profile
     adoption = Adoption(identity.pool.name, crew.view, parts.lane_source, adopters, beats.changed)
     profile.adopted = adoption.adopted
-    return Away(moving, Rerouting(identity.worker, identity.pool, crew, moving, parts.clock, knobs), adoption)
+    return Away(Rerouting(identity.worker, identity.pool, crew, moving, parts.clock, knobs), adoption)

@@ -25,14 +25,13 @@ _REMEMBERED = 4_096  # moves to a worker: no more are made between two of its be
 
 
 class Moving:
-    """`moved` counts tasks that another lane acknowledged."""
+    """Writes tasks to other lanes, for who re-routes and who adopts."""
 
     def __init__(self, fleet: Fleet, view: FleetView, reports: Reports) -> None:
         self._fleet, self._view, self._reports = fleet, view, reports
         self._names = TopicNames(fleet.prefix)
         self._by_name = {pool.name: pool for pool in fleet.pools}
         self._sent_s: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-        self.moved = 0
 
     def snapshot(self) -> FleetSnapshot:
         """The fleet now; what was moved since a worker's beat counts as its work."""
@@ -72,7 +71,6 @@ class Moving:
         wire = [(name, value.encode()) for name, value in headers.items()]
         record = OutRecord(move.lane, held.task_id.encode(), held.lane_value, wire, move.partition)
         await self._reports.deliver(record)
-        self.moved += 1
         log.info(
             "task moved",
             task_id=held.task_id,

@@ -29,7 +29,7 @@ from schemas.messages import (
     TaskSucceeded,
 )
 from schemas.payload import Payload
-from schemas.topics import PRIORITIES, Priority, TopicNames, fleet_topics
+from schemas.topics import PRIORITIES, Priority, TopicNames
 from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.model_backends.openai import OpenAIBackend
 from services.adapters.wall_clock import WallClock
@@ -86,12 +86,14 @@ class Running:
 
 
 class WorkerRig:
-    """One fleet of one pool on one bus."""
+    """One fleet on one bus, of one pool unless there are `others`."""
 
-    def __init__(self, client: ModelClient, blobs: Path, pool: Pool = POOL, **knobs: Any) -> None:
+    def __init__(
+        self, client: ModelClient, blobs: Path, pool: Pool = POOL, others: tuple[Pool, ...] = (), **knobs: Any
+    ) -> None:
         self.pool = pool
-        self.fleet = Fleet(pools=(pool,), prefix=NAMES.prefix, partitions=PARTITIONS)
-        topics = {spec.name: spec.partitions for spec in fleet_topics(NAMES, [pool.name], PARTITIONS)}
+        self.fleet = Fleet(pools=(pool, *others), prefix=NAMES.prefix, partitions=PARTITIONS)
+        topics = {spec.name: spec.partitions for spec in self.fleet.topics()}
         self.bus = FakeBus(topics, first_timestamp_ms=int(time.time() * 1000))
         self.client = client
         self.blobs = DirectoryBlobStore(blobs)
@@ -101,14 +103,15 @@ class WorkerRig:
         self._workers: list[Running] = []
         self.watched: dict[str, Any] = {}  # `look` and `connections`, where backends are asked beside tries
 
-    async def work(self, worker_id: str = "worker-1", client: ModelClient | None = None) -> Running:
-        """Starts a worker and returns once it is ready."""
+    async def work(
+        self, worker_id: str = "worker-1", client: ModelClient | None = None, pool: Pool | None = None
+    ) -> Running:
+        """Starts a worker, of the rig's own pool unless another is named; returns once it is ready."""
+        pool = pool or self.pool
         durable, chunks = FakePublisher(self.bus), FakePublisher(self.bus)
         await durable.start()
         await chunks.start()
-        sources: dict[Priority, FakeGroupSource] = {
-            priority: self._source(self.pool.name, priority) for priority in PRIORITIES
-        }
+        sources = {priority: self._source(pool.name, priority) for priority in PRIORITIES}
         parts = WorkerParts(
             lanes=sources,
             lane_source=self._source,
@@ -124,12 +127,12 @@ class WorkerRig:
             **self.watched,
         )
         worker = PoolWorker(
-            self.pool,
+            pool,
             self.fleet,
             worker_id,
             parts,
             self.knobs,
-            WorkerMetrics(self.pool.name, CollectorRegistry()),
+            WorkerMetrics(pool.name, CollectorRegistry()),
         )
         running = Running(worker, asyncio.create_task(worker.run()), sources)
         self._workers.append(running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.failures import FailureKind
+from schemas.fleet_messages import PoolMode
 from schemas.topics import TopicNames
 from services.core.fleet import Pool, Price
 from services.core.fleet_load import Station
@@ -58,8 +60,8 @@ def station(pool: str, worker: str = "", **more: object) -> Station:
     return replace(made, **more)  # type: ignore[arg-type] # by name
 
 
-def fleet(*stations: Station, modes: dict[str, str] | None = None) -> FleetSnapshot:
-    return FleetSnapshot(NAMES, PARTITIONS, POOLS, stations, modes or {})  # type: ignore[arg-type]
+def fleet(*stations: Station, modes: Mapping[str, PoolMode] | None = None) -> FleetSnapshot:
+    return FleetSnapshot(NAMES, PARTITIONS, POOLS, stations, modes or {})
 
 
 def here(cause: Cause, **more: object) -> Here:
@@ -110,12 +112,13 @@ TASKS = st.builds(
 HERES = st.builds(
     Here, st.just("a"), st.just("me"), st.sampled_from(CAUSES), st.floats(0, 1e3), st.floats(0.01, 20)
 )
-MODES = st.dictionaries(st.sampled_from(["a", "b", "outside"]), st.sampled_from(["paused", "draining"]))
+STOPPED: tuple[PoolMode, ...] = ("paused", "draining")
+MODES = st.dictionaries(st.sampled_from(["a", "b", "outside"]), st.sampled_from(STOPPED))
 
 
 @given(TASKS, HERES, STATIONS, MODES)
 def test_no_move_breaks_a_law(
-    facts: TaskFacts, at: Here, stations: list[Station], modes: dict[str, str]
+    facts: TaskFacts, at: Here, stations: list[Station], modes: dict[str, PoolMode]
 ) -> None:
     step = reroute(facts, at, fleet(*stations, modes=modes), LAW, NOW_S)
     if not isinstance(step, Move):
@@ -125,7 +128,7 @@ def test_no_move_breaks_a_law(
     assert not (pool.external and facts.need.data_policy == "local")
     assert facts.hops < MOST_HOPS
     assert facts.deadline_s > NOW_S
-    assert step.worker != "me"
+    assert (step.pool, step.worker) != ("a", "me")
     assert step.pool not in modes
     assert step.lane == NAMES.lane(step.pool, facts.priority)
     assert 0 <= step.partition < PARTITIONS
@@ -254,6 +257,10 @@ def test_a_sticky_session_moves_from_the_dead_to_its_own_partition_there() -> No
     assert step.partition == stable_partition("s", PARTITIONS)
 
 
+def test_an_adopter_does_itself_what_its_own_pool_may_do() -> None:
+    assert pool_of(reroute(task(), here("orphaned"), fleet(station("b", "me")), LAW, NOW_S)) == "b"
+
+
 def test_an_orphan_waits_with_growing_pauses_and_fails_with_the_reason() -> None:
     loading = fleet(station("b", standing="loading"))
     young, old = task(arrived_s=NOW_S), task(arrived_s=NOW_S - 20)
@@ -272,5 +279,5 @@ def test_an_orphan_waits_with_growing_pauses_and_fails_with_the_reason() -> None
 def test_after_two_hops_nothing_moves_any_more() -> None:
     tired = task(hops=MOST_HOPS)
     for cause in ("tail", "late", "drained", "no_backend"):
-        assert reroute(tired, here(cause), fleet(station("b")), LAW, NOW_S) == Stay()  # type: ignore[arg-type]
+        assert reroute(tired, here(cause), fleet(station("b")), LAW, NOW_S) == Stay()
     assert isinstance(reroute(tired, here("orphaned"), fleet(station("b")), LAW, NOW_S), Park)
