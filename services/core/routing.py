@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.messages import DataPolicy, Objective, TaskKind, Usage
-from services.core.fleet import Pool
+from services.core.fleet import Pool, does
 from services.core.fleet_load import GONE, NOTHING_KNOWN, READY, PoolState
 from services.core.work_size import USUAL_OUTPUT_TOKENS
 
@@ -82,6 +82,8 @@ def lacks(pool: Pool, need: Need, *, whole: bool = False) -> str | None:
     Where the caller names a model, its kind and the estimated length are left to the backend, which knows;
     `whole` looks at them all the same: for a pool that the caller did not name.
     """
+    if not does(pool.backend, need.kind):
+        return f"tasks of kind {need.kind} (its backend is {pool.backend})"
     whole = whole or need.model == AUTO
     offered = pool.capabilities | {pool.name}
     wanted, features = need.capabilities, need.features
