@@ -59,13 +59,55 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedFailures:
+    """Shares of the calls that end so, 1 together at most: the connection broken before an answer, 429, 500,
+    silence, the stream broken after content, an answer that says nothing."""
+
+    reset: float = 0.0
+    rate_limited: float = 0.0
+    error: float = 0.0
+    hang: float = 0.0
+    interrupt: float = 0.0
+    empty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatedLaw:
-    """How long a simulated backend takes: mean_s +- spread (a share), the first token at ttft_share of it."""
+    """How long a simulated backend takes, and how often it fails. Seconds; tokens of the answer are fixed.
+
+    Either mean_s: a call takes mean_s * (1 + spread * x), the first token at ttft_share of it. Or by tokens:
+
+        queue + (1 + spread * x) * (prefill_s_per_1k * input / 1000 + sum over output tokens of step(b))
+        step(b) = decode_s_per_token + decode_s_per_neighbour * (b - 1)
+
+    with x uniform in [-1, 1), b the calls in work when the token is made, and the first token behind the
+    prefill and one step (an engine with continuous batching: measured steps grow about linearly with b).
+    queue is the wait for one of its own `slots` (0: it has no bound); where `queue` others wait, it is
+    refused as 503. With a seed the k-th call of a process draws the same in every run.
+    """
 
     mean_s: float = 0.0
     spread: float = 0.0
     ttft_share: float = 0.2
     output_tokens: int = 32
+    prefill_s_per_1k: float = 0.0
+    decode_s_per_token: float = 0.0
+    decode_s_per_neighbour: float = 0.0
+    slots: int = 0
+    queue: int | None = None
+    failures: SimulatedFailures = SimulatedFailures()
+    seed: int | None = None
+
+    def prefill_s(self, input_tokens: int) -> float:
+        return self.prefill_s_per_1k * input_tokens / 1000
+
+    def step_s(self, batch: int) -> float:
+        """Seconds for a token of each of `batch` calls in work."""
+        return self.decode_s_per_token + self.decode_s_per_neighbour * max(0, batch - 1)
+
+    @property
+    def by_tokens(self) -> bool:
+        return bool(self.prefill_s_per_1k or self.decode_s_per_token or self.decode_s_per_neighbour)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from services.core.fleet import (
     BreakerLaw,
     Mcp,
     Price,
+    SimulatedFailures,
     SimulatedLaw,
     Timeouts,
     env_name,
@@ -71,16 +72,53 @@ class PriceEntry(Entry):
         return Price(**self.model_dump())
 
 
+class SimulatedFailuresEntry(Entry):
+    """Shares of the calls that end so; together at most 1."""
+
+    reset: float = Field(default=0.0, ge=0, le=1)
+    rate_limited: float = Field(default=0.0, ge=0, le=1)
+    error: float = Field(default=0.0, ge=0, le=1)
+    hang: float = Field(default=0.0, ge=0, le=1)
+    interrupt: float = Field(default=0.0, ge=0, le=1)
+    empty: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        total = sum(self.model_dump().values())
+        if total > 1 + 1e-9:
+            raise ValueError(f"the shares are {total:g} together; expected at most 1")
+        return self
+
+
 class SimulatedEntry(Entry):
-    """Seconds a task takes, spread and time to first token as shares of them, tokens it answers."""
+    """A law of times: mean_s, with spread and time to first token as shares of it, or seconds by tokens and
+    by the calls in work; its own slots and queue; failures; a seed."""
 
     mean_s: float = Field(default=0.0, ge=0)
     spread: float = Field(default=0.0, ge=0, lt=1)
     ttft_share: float = Field(default=0.2, ge=0, le=1)
     output_tokens: int = Field(default=32, ge=1)
+    prefill_s_per_1k: float = Field(default=0.0, ge=0)
+    decode_s_per_token: float = Field(default=0.0, ge=0)
+    decode_s_per_neighbour: float = Field(default=0.0, ge=0)
+    slots: int = Field(default=0, ge=0)
+    queue: int | None = Field(default=None, ge=0)
+    failures: SimulatedFailuresEntry = SimulatedFailuresEntry()
+    seed: int | None = None
+
+    @model_validator(mode="after")
+    def _one_law(self) -> Self:
+        rates = ("prefill_s_per_1k", "decode_s_per_token", "decode_s_per_neighbour")
+        given = [name for name in rates if getattr(self, name)]
+        if self.mean_s and given:
+            raise ValueError(f"mean_s and {given[0]} both say how long it takes; expected one of them")
+        if self.queue is not None and not self.slots:
+            raise ValueError(f"queue {self.queue}: nothing waits without slots; expected slots of at least 1")
+        return self
 
     def to_law(self) -> SimulatedLaw:
-        return SimulatedLaw(**self.model_dump())
+        failures = SimulatedFailures(**self.failures.model_dump())
+        return SimulatedLaw(**self.model_dump(exclude={"failures"}), failures=failures)
 
 
 class LaunchEntry(Entry):

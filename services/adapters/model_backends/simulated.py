@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import orjson
 
+from schemas.failures import FailureKind
 from services.adapters.model_backends.answer_bytes import Batch
-from services.core.fleet import SimulatedLaw
+from services.core.embedding_form import inputs_of
+from services.core.fleet import SimulatedFailures, SimulatedLaw
 from services.core.usage import estimated_tokens
-from services.ports import ModelCall, RandomUnit
+from services.ports import BackendFault, ModelCall, RandomUnit
 
 _WORDS = ("the", "fleet", "answers", "with", "words", "that", "mean", "nothing", "and", "cost", "less")
 _STEPS = 16  # batches of a streamed answer that takes time
+_VECTOR = [0.0] * 8
+Sleep = Callable[[float], Awaitable[Any]]
+_REFUSED = {
+    "reset": (FailureKind.RESET, "the simulated backend broke the connection", None),
+    "rate_limited": (FailureKind.RATE_LIMITED, "the simulated backend limits the rate of requests", 429),
+    "error": (FailureKind.SERVER_ERROR, "the simulated backend failed", 500),
+}
 
 
 class SimulatedBackend:
-    """Answers every call after mean_s +- spread (a share). With a mean of 0 it answers at once."""
+    """Answers every call by the law (core/fleet.SimulatedLaw). Where it takes no time it answers at once."""
 
-    def __init__(self, law: SimulatedLaw, uniform: RandomUnit) -> None:
+    def __init__(self, law: SimulatedLaw, uniform: RandomUnit, sleep: Sleep = asyncio.sleep) -> None:
         self._law = law
-        self._uniform = uniform
+        self._sleep = sleep
+        self._uniform = uniform if law.seed is None else random.Random(law.seed).random
+        self._slots = asyncio.Semaphore(law.slots) if law.slots else None
+        self._queued = 0
+        self._in_work = 0
+        self._timed = bool(law.mean_s or law.by_tokens)
         self._words = [
             ("" if index == 0 else " ") + _WORDS[index % len(_WORDS)] for index in range(law.output_tokens)
         ]
@@ -34,26 +51,93 @@ class SimulatedBackend:
         return True
 
     async def events(self, call: ModelCall) -> AsyncIterator[Batch]:
-        seconds = self._law.mean_s * (1 + self._law.spread * (2 * self._uniform() - 1))
-        usage = self._usage(len(call.body))
-        if call.path.endswith("/embeddings"):
-            if seconds:
-                await asyncio.sleep(seconds)
-            yield [_embeddings(orjson.loads(call.body).get("input"), usage)]
-            return
+        law = self._law
+        scale = 1 + law.spread * (2 * self._uniform() - 1)
+        fate = _fate(law.failures, self._uniform())
+        async with self._slot():
+            if fate in _REFUSED:
+                kind, message, status = _REFUSED[fate]
+                raise BackendFault(kind, message, status=status)
+            if fate == "hang":
+                await self._sleep(call.timeouts.first_token_s)
+                raise BackendFault(FailureKind.FIRST_TOKEN_TIMEOUT, "the simulated backend did not begin")
+            usage = self._usage(len(call.body))
+            answer = self._embedded if call.path.endswith("/embeddings") else self._said
+            async for batch in answer(call, fate, scale, usage):
+                yield batch
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """One of its own slots; raises BackendFault where too many wait for one."""
+        slots, most = self._slots, self._law.queue
+        if slots is not None:
+            if slots.locked() and most is not None and self._queued >= most:
+                message = "the simulated backend's queue is full"
+                raise BackendFault(FailureKind.OVERLOADED, message, status=503)
+            self._queued += 1
+            try:
+                await slots.acquire()
+            finally:
+                self._queued -= 1
+        self._in_work += 1
+        try:
+            yield
+        finally:
+            self._in_work -= 1
+            if slots is not None:
+                slots.release()
+
+    async def _embedded(
+        self, call: ModelCall, fate: str | None, scale: float, usage: dict[str, int]
+    ) -> AsyncIterator[Batch]:
+        await self._pass(scale * (self._law.mean_s + self._law.prefill_s(usage["prompt_tokens"])))
+        inputs = inputs_of(orjson.loads(call.body).get("input"))
+        count = 0 if fate == "empty" or inputs is None else len(inputs.items)
+        if fate == "interrupt":
+            raise BackendFault(FailureKind.RESET, "the simulated backend broke off its answer")
+        rows = [{"object": "embedding", "index": index, "embedding": _VECTOR} for index in range(count)]
+        tokens = {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"]}
+        yield [{"object": "list", "data": rows, "usage": tokens}]
+
+    async def _said(
+        self, call: ModelCall, fate: str | None, scale: float, usage: dict[str, int]
+    ) -> AsyncIterator[Batch]:
         chat = call.path.endswith("/chat/completions")
-        if not seconds:
+        if not self._timed and fate is None:
             yield [_chunk(chat, "".join(self._words), None), _chunk(chat, "", "stop", usage)]
             return
-        await asyncio.sleep(seconds * self._law.ttft_share)
         size = -(-len(self._words) // _STEPS)
         steps = [self._words[at : at + size] for at in range(0, len(self._words), size)]
-        pause_s = seconds * (1 - self._law.ttft_share) / max(1, len(steps) - 1)
+        if fate == "empty":
+            steps = []
+        await self._pass(scale * self._before(usage["prompt_tokens"]))
         for index, words in enumerate(steps):
-            if index:
-                await asyncio.sleep(pause_s)
+            if index and fate == "interrupt":
+                raise BackendFault(FailureKind.INTERRUPTED, "the simulated backend broke off its answer")
+            # The first token came with the prefill.
+            await self._pass(scale * self._step(len(words) - (index == 0), index, len(steps)))
             yield [_chunk(chat, word, None) for word in words]
+        if fate == "interrupt":
+            raise BackendFault(FailureKind.INTERRUPTED, "the simulated backend broke off its answer")
         yield [_chunk(chat, "", "stop", usage)]
+
+    def _before(self, tokens_in: int) -> float:
+        """Seconds to the first token."""
+        law = self._law
+        if law.by_tokens:
+            return law.prefill_s(tokens_in) + law.step_s(self._in_work)
+        return law.mean_s * law.ttft_share
+
+    def _step(self, tokens: int, index: int, steps: int) -> float:
+        """Seconds for the next `tokens`, of batch number `index` of the answer."""
+        law = self._law
+        if law.by_tokens:
+            return tokens * law.step_s(self._in_work)
+        return law.mean_s * (1 - law.ttft_share) / max(1, steps - 1) if index else 0.0
+
+    async def _pass(self, seconds: float) -> None:
+        if seconds > 0:
+            await self._sleep(seconds)
 
     def _usage(self, body_bytes: int) -> dict[str, int]:
         tokens_in, tokens_out = estimated_tokens(body_bytes), self._law.output_tokens
@@ -64,16 +148,18 @@ class SimulatedBackend:
         }
 
 
+def _fate(failures: SimulatedFailures, drawn: float) -> str | None:
+    """Which failure a call meets, by a number in [0, 1); None: none."""
+    for each in fields(failures):
+        drawn -= getattr(failures, each.name)
+        if drawn < 0:
+            return each.name
+    return None
+
+
 def _chunk(chat: bool, text: str, finish: str | None, usage: dict[str, int] | None = None) -> dict[str, Any]:
     content: dict[str, Any] = {"delta": {"content": text} if text else {}} if chat else {"text": text}
     event: dict[str, Any] = {"choices": [{"index": 0, **content, "finish_reason": finish}]}
     if usage is not None:
         event["usage"] = usage
     return event
-
-
-def _embeddings(texts: Any, usage: dict[str, int]) -> dict[str, Any]:
-    count = len(texts) if isinstance(texts, list) else 1
-    rows = [{"object": "embedding", "index": index, "embedding": [0.0] * 8} for index in range(count)]
-    tokens = usage["prompt_tokens"]
-    return {"object": "list", "data": rows, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
