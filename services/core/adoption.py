@@ -20,12 +20,14 @@ def adopter_of(pool: str, workers: Iterable[str]) -> str | None:
 def orphans(
     pools: Sequence[str], table: FleetTable, now_s: float, read_s: float, after_s: float
 ) -> list[str]:
-    """Pools that had no `ready` or `loading` beat for `after_s`.
+    """Pools that had no `ready` or `loading` beat for `after_s`; what waits in a paused one stays, by order.
 
     `read_s`: for how long the table has been whole; who was never heard of is silent for that long.
     """
     silent = []
     for pool in pools:
+        if table.mode(pool) == "paused":
+            continue
         told_s = table.silent_s(pool, now_s)
         if (read_s if told_s is None else min(told_s, read_s)) >= after_s:
             silent.append(pool)

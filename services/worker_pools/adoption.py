@@ -106,8 +106,7 @@ class Adoption:
     async def _give_back(self, pool: str) -> None:
         lanes, running = self._lanes.pop(pool), self._running.pop(pool)
         log.info("adopted lanes given back", pool=pool)
-        for lane in lanes:
-            await lane.leave()
+        await asyncio.gather(*(lane.leave() for lane in lanes))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         self._changed()

@@ -172,6 +172,7 @@ class PoolWorker:
         for task in [*self._slots.work, *loops]:
             task.cancel()
         await asyncio.gather(*self._slots.work, *loops, return_exceptions=True)
+        await self._away.adoption.leave()
         for lane in self._lanes.values():
             await lane.offsets.commit()
             await lane.leave()

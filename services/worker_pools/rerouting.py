@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 
 import structlog
 
@@ -38,6 +37,7 @@ class Rerouting:
         self._gate, self._budget = crew.gate, crew.budget
         self._clock, self._knobs, self._law = clock, knobs, knobs.reroute
         self._ahead: Counter[tuple[str, str]] = Counter()
+        self._begin = 0
         self._looks_left = knobs.move_batch  # at late arrivals, until the next tick
         crew.endings.elsewhere = self.after_failure
 
@@ -54,7 +54,7 @@ class Rerouting:
             self._apply(held, self._here("late", wait_s), self._moving.snapshot())
 
     def tick(self) -> None:
-        """A batch of what waits, newest first; what starts next here is left alone."""
+        """A batch of what waits, newest first."""
         cause = self._cause()
         queued = len(self._desk.backlog)
         self._looks_left = self._knobs.move_batch
@@ -66,7 +66,7 @@ class Rerouting:
         if room <= 0:
             return
         wait_s = float("inf") if cause in _ALL_AWAY else self._wait_s()
-        for held in list(islice(self._waiting(), room)):
+        for held in self._next(room):
             if self._apply(held, self._here(cause, wait_s), fleet):
                 fleet = self._moving.snapshot()
                 wait_s -= self._progress.service_s / max(1, self._budget.limit)
@@ -105,6 +105,13 @@ class Rerouting:
             return self._knobs.move_batch
         free = sum(station.free for station in others)
         return min(self._knobs.move_batch, free, queued - max(1, self._budget.limit))
+
+    def _next(self, count: int) -> list[Held]:
+        """So many of what waits, other ones on every tick: the newest may be just those that nobody takes."""
+        waiting = list(self._waiting())
+        begin = self._begin if self._begin < len(waiting) else 0
+        self._begin = begin + count
+        return waiting[begin : begin + count]
 
     def _waiting(self) -> Iterator[Held]:
         """What waits here and may leave, the newest first."""

@@ -160,6 +160,25 @@ async def test_what_cannot_start_in_time_is_forwarded_when_it_comes(two: WorkerR
     await pools_of(two, blockers)
 
 
+async def test_what_is_sure_to_be_late_is_told_so_when_it_comes(two: WorkerRig) -> None:
+    """Only with times that were seen, and behind work of its own tenant: another's is not in its way."""
+    await two.work("a1")
+    named: dict[str, Any] = {"model": "fast-1"}
+    for _ in range(3):
+        await two.end(await two.submit(scripted(delay_s=0.3), **named))
+    waiting = [await two.submit(scripted(delay_s=1.0), deadline_s=600, **named) for _ in range(120)]
+    await two.started(waiting[0])
+    await asyncio.sleep(0.3)  # a few ticks
+    late = await two.submit(deadline_s=2, **named)
+    other = await two.submit(deadline_s=2, headers={"tenant": "other"}, **named)
+    end = await two.end(late)
+    assert isinstance(end, TaskFailed)
+    assert end.failure.kind is FailureKind.DEADLINE
+    assert "cannot begin before the deadline" in end.failure.message
+    end = await two.end(other)
+    assert isinstance(end, TaskSucceeded) or "cannot begin" not in end.failure.message
+
+
 # adoption
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.fleet_messages import WorkerBeat, WorkerState
+from schemas.fleet_messages import PoolOrder, WorkerBeat, WorkerState
 from services.core.adoption import adopter_of, to_adopt
 from services.core.fleet_table import FleetTable
 
@@ -53,6 +53,14 @@ def test_draining_workers_neither_keep_a_pool_nor_adopt_one() -> None:
     beat(table, "b2", "b", 30.0)
     assert adopted(table, "b2", 30.0) == ["a"]
     assert adopted(table, "b1", 30.0) == []
+
+
+def test_what_waits_in_a_paused_pool_is_left_to_wait() -> None:
+    table = FleetTable()
+    beat(table, "b1", "b", 50.0)
+    paused = PoolOrder(sent_ms=0, pool="a", mode="paused")
+    table.apply(paused.key, paused, 50.0)
+    assert adopted(table, "b1", 50.0) == []
 
 
 def test_whom_nobody_ever_heard_of_is_silent_since_the_table_was_read() -> None:
