@@ -169,7 +169,7 @@ class ModelCalls:
             if call.key is None:
                 waiting.disown()
             else:
-                self._keyed.close_and_free(call, call.key)
+                self._keyed.close(call)
             raise unavailable("The request could not be queued in time.", "queue_unavailable") from None
         except ApiError:
             await self._free_key(call)

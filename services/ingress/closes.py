@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,6 @@ class Unwanted:
 class _Errand:
     task: Unwanted
     reason: CloseReason
-    afterwards: Callable[[], Awaitable[None]] | None
 
 
 class Closes:
@@ -91,14 +90,12 @@ class Closes:
         """How many wait for a sender."""
         return len(self._waiting)
 
-    def soon(
-        self, task: Unwanted, reason: CloseReason, afterwards: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """Closes a task in the background; `afterwards` runs once it is closed, or past its deadline."""
+    def soon(self, task: Unwanted, reason: CloseReason) -> None:
+        """Closes a task in the background."""
         if len(self._waiting) >= self._most_waiting:
             _log.warning("close not sent: too many wait", task_id=task.task_id, reason=reason)
             return
-        self._waiting.append(_Errand(task, reason, afterwards))
+        self._waiting.append(_Errand(task, reason))
         if self._senders < _MOST_SENDERS:
             self._senders += 1
             self._background.spawn(self._send_waiting())
@@ -108,8 +105,6 @@ class Closes:
             while self._waiting:
                 errand = self._waiting.popleft()
                 await self._close(errand.task, errand.reason)
-                if errand.afterwards is not None:
-                    await errand.afterwards()
         finally:
             self._senders -= 1
 

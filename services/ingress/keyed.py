@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from functools import partial
 
 import structlog
 from starlette.types import Receive
@@ -67,10 +66,10 @@ class KeyedCalls:
         """After an end that is no success."""
         await self._free(call.tenant, key.key, call.task_id)
 
-    def close_and_free(self, call: Call, key: IdempotencyKey) -> None:
-        """For a task that the broker did not acknowledge: first its end, then the key, in the background."""
-        freeing = partial(self._free, call.tenant, key.key, call.task_id)
-        self._dispatcher.closes.soon(call.unwanted(), "cancelled", afterwards=freeing)
+    def close(self, call: Call) -> None:
+        """For a task that the broker did not acknowledge, in the background. The key stands until the rows
+        say how the task ended: the broker may have it all the same, and it may succeed before its close."""
+        self._dispatcher.closes.soon(call.unwanted(), "cancelled")
 
     async def _free(self, tenant: str, key: str, task_id: str) -> None:
         try:

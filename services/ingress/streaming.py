@@ -47,6 +47,11 @@ class Follower:
         self.binding = StreamBinding(include_usage=waiting.call.admitted.include_usage)
 
     @property
+    def task_failed(self) -> bool:
+        """The log has decided, and not for a success; a stream may break while its task succeeds."""
+        return self._outcome is not None and not isinstance(self._outcome, TaskSucceeded)
+
+    @property
     def gives_up_at(self) -> float:
         """The event loop's time."""
         return self._gives_up_at
@@ -108,10 +113,9 @@ class Follower:
 
     def _follow_worker(self) -> None:
         """From the first content on its worker's death ends the stream; before, another try takes over."""
-        if self._waiting.worker is None and self.binding.delivered:
-            worker = self._workers.get(self.binding.attempt or "")
-            if worker is not None:
-                self._waiting.follow(worker)
+        attempt = self.binding.attempt
+        if self._waiting.worker is None and attempt in self._workers:
+            self._waiting.follow(self._workers[attempt])
 
     async def _repair(self) -> Step:
         """From the outcome's own answer: a claimed one is fetched first."""
@@ -204,7 +208,8 @@ class StreamedAnswer(Response):
             return closing + DONE
         if end.close:
             self._waiting.interrupt()
-        await self._on_failure()
+        if self._follower.task_failed:
+            await self._on_failure()
         return self._failed(failed(end.failure))
 
     async def _parting(self, left: Left) -> bytes:
@@ -245,6 +250,7 @@ async def begin_stream(
     if isinstance(step.end, Broken) and not step.events:
         if step.end.close:
             waiting.interrupt()
-        await on_failure()
+        if follower.task_failed:
+            await on_failure()
         raise failed(step.end.failure)
     return StreamedAnswer(waiting, follower, step, knobs, floor, on_failure)
