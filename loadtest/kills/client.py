@@ -12,6 +12,8 @@ import httpx
 from httpx_aiohttp import HttpxAiohttpClient
 
 TIMEOUT_S = 90.0
+# A refused connection is a time-out to the transport that is used here.
+_NOBODY_THERE = (httpx.ConnectError, httpx.ConnectTimeout)
 
 
 @dataclass(slots=True)
@@ -94,7 +96,7 @@ async def chat(
             else:
                 told.code = _code(answer)
     except httpx.HTTPError as fault:
-        told.complete, told.reached = False, not isinstance(fault, httpx.ConnectError)
+        told.complete, told.reached = False, not isinstance(fault, _NOBODY_THERE)
     finally:
         told.ended_s = time.time()
 
