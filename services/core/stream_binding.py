@@ -145,7 +145,7 @@ class StreamBinding:
 
     def worker_died(self) -> Step:
         """The worker of the bound attempt is dead. What an outcome has decided, it changes no more."""
-        if self._ended or self._outcome is not None or not self._delivered:
+        if self._ended or self._outcome is not None or self._bound is None:
             return NOTHING
         return self._break(Broken(INTERRUPTED, close=True))
 

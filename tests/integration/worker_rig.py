@@ -33,8 +33,8 @@ from schemas.topics import PRIORITIES, Priority, TopicNames
 from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.model_backends.openai import OpenAIBackend
 from services.adapters.wall_clock import WallClock
-from services.core.fleet import Fleet, Pool, Timeouts
-from services.ports import InRecord, ModelClient, OutRecord
+from services.core.fleet import BreakerLaw, Fleet, Pool, Timeouts
+from services.ports import InRecord, LogReader, ModelClient, OutRecord
 from services.worker_pools.parts import WorkerParts
 from services.worker_pools.pool_worker import PoolWorker
 from services.worker_pools.settings import WorkerKnobs
@@ -51,6 +51,7 @@ POOL = Pool(
     backend_model="backend-name",
     slots=4,
     timeouts=Timeouts(connect_s=1, first_token_s=5, idle_s=5, total_s=30),
+    breaker=BreakerLaw(min_calls=100_000),  # what is broken here on purpose is asked for by the task
 )
 
 
@@ -104,7 +105,11 @@ class WorkerRig:
         self.watched: dict[str, Any] = {}  # `look` and `connections`, where backends are asked beside tries
 
     async def work(
-        self, worker_id: str = "worker-1", client: ModelClient | None = None, pool: Pool | None = None
+        self,
+        worker_id: str = "worker-1",
+        client: ModelClient | None = None,
+        pool: Pool | None = None,
+        fleet_log: LogReader | None = None,
     ) -> Running:
         """Starts a worker, of the rig's own pool unless another is named; returns once it is ready."""
         pool = pool or self.pool
@@ -116,7 +121,7 @@ class WorkerRig:
             lanes=sources,
             lane_source=self._source,
             control=FakeLogReader(self.bus, topic=NAMES.control, partitions=[0]),
-            fleet=FakeLogReader(self.bus, topic=NAMES.fleet, partitions=[0]),
+            fleet=fleet_log or FakeLogReader(self.bus, topic=NAMES.fleet, partitions=[0]),
             durable=durable,
             chunks=chunks,
             model=client or self.client,

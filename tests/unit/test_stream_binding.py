@@ -11,7 +11,7 @@ from schemas.failures import FailureKind
 from schemas.messages import Failure, ReplyChunk, TaskClosed, TaskFailed, TaskSucceeded, Try, Usage
 from schemas.payload import Payload
 from services.core.assembly import Assembly
-from services.core.stream_binding import Broken, Completed, Event, Step, StreamBinding
+from services.core.stream_binding import INTERRUPTED, Broken, Completed, Event, Step, StreamBinding
 from services.core.stream_rebuild import Sent, remaining_events
 
 TEXTS = {"a": ["Al", "pha", " and", " more"], "b": ["Be", "ta", "!"]}
@@ -198,6 +198,21 @@ def test_a_close_ends_the_stream_and_needs_no_other() -> None:
     client.take(client.binding.outcome(TaskClosed(task_id="t", reason="poison", by="x", ended_ms=1)))
     assert isinstance(client.ends[0], Broken)
     assert not client.ends[0].close
+
+
+def test_the_death_of_its_worker_ends_what_has_content_and_no_outcome() -> None:
+    waits, follows, decided = Client(), Client(), Client()
+    waits.take(waits.binding.chunk(chunks_of("a")[0]))  # a role is no content
+    waits.take(waits.binding.worker_died())
+    assert waits.ends == [], "another attempt takes over"
+    for client in (follows, decided):
+        for chunk in chunks_of("a")[:2]:
+            client.take(client.binding.chunk(chunk))
+    decided.take(decided.binding.outcome(success("a")))
+    decided.take(decided.binding.worker_died())
+    assert decided.ends == [], "its missing chunks are repaired from the outcome"
+    follows.take(follows.binding.worker_died())
+    assert follows.ends == [Broken(INTERRUPTED, close=True)]
 
 
 DELTAS = st.lists(
