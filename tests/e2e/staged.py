@@ -31,6 +31,7 @@ SCRIPTED_POOL = """
     context_tokens: 8192
     price: {{input_per_mtok: 1.0, output_per_mtok: 2.0}}
     timeouts: {{connect_s: 1.0, first_token_s: 6.0, idle_s: 2.0, total_s: 60.0, min_tokens_per_s: 3.0}}
+    breaker: {{min_calls: 100000}}  # what is broken here on purpose is asked for by the task
 """
 
 
