@@ -62,7 +62,7 @@ def test_wrong_bodies_are_refused_by_name(body: Any, says: str) -> None:
 
 
 def _run(backend: BackendKind, kind: str, body: dict[str, Any]) -> Any:
-    task = RunTask(task_id="t-1", kind=kind, pool="p", arrived_ms=0, body=Payload(inline=body))  # type: ignore[arg-type] # a literal
+    task = RunTask(task_id="t-1", kind=kind, pool="p", arrived_ms=0, body=Payload(inline=body))
     return outgoing(task, body, Pool("p", "m", backend=backend))
 
 
