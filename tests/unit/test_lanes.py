@@ -117,3 +117,45 @@ def test_the_bound_counts_from_the_first_waiting_work(steps: list[tuple[str, int
                 picker.emptied(lane)
                 del since_s[lane]
         assert all(now_s - waited_s <= WAIT_BOUND_S for waited_s in since_s.values())
+
+
+def test_a_lane_that_had_the_spare_slots_has_had_its_turns() -> None:
+    """Its weight is a least share: what it got while nothing heavier waited counts."""
+    picker = LanePicker()
+    picker.arrived("batch", 0.0)
+    for _ in range(4):
+        picker.pick(0.0)
+    picker.arrived("interactive", 0.0)
+    order = [picker.pick(0.0) for _ in range(60)]
+    assert order[:36] == ["interactive"] * 36
+    assert Counter(order[36:54]) == {"interactive": 16, "batch": 2}
+
+
+def test_turns_that_were_had_are_counted_up_to_a_bound() -> None:
+    picker = LanePicker()
+    picker.arrived("batch", 0.0)
+    for _ in range(10_000):
+        picker.pick(0.0)
+    picker.arrived("interactive", 0.0)
+    order = [picker.pick(0.0) for _ in range(9 * 34)]
+    assert "batch" in order[9 * 32 :]
+    assert order.count("batch") >= 1
+
+
+def test_the_wait_bound_holds_for_a_lane_that_had_the_spare_slots() -> None:
+    picker = LanePicker()
+    picker.arrived("batch", 0.0)
+    for _ in range(100):
+        picker.pick(0.0)
+    picker.arrived("interactive", 0.0)
+    order = [picker.pick(0.5 * turn) for turn in range(1, 20)]
+    assert "batch" in order
+
+
+def test_a_barred_lane_is_passed_over_and_loses_nothing() -> None:
+    picker = busy_picker()
+    barred = ("standard", "batch")
+    assert {picker.pick(1.0, barred) for _ in range(20)} == {"interactive"}
+    assert picker.pick(9.0) in barred  # it waited longest
+    picker.emptied("interactive")
+    assert picker.pick(9.0, barred) is None

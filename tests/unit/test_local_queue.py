@@ -22,9 +22,11 @@ def entry(
     deadline_s: float = 1000.0,
     not_before_s: float | None = None,
     rank: float = 0.0,
+    tenant: str = "default",
+    tokens: float = 0.0,
 ) -> Queued[str]:
     body = f"body of {task_id}"
-    return Queued(task_id, lane, partition, queued_s, deadline_s, body, not_before_s=not_before_s, rank=rank)
+    return Queued(task_id, lane, partition, queued_s, deadline_s, body, not_before_s, rank, tenant, tokens)
 
 
 def drained(held: LocalQueue[str], now_s: float = 0.0) -> list[str]:
