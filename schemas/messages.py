@@ -108,10 +108,10 @@ class SubmitTask(Message):
     """A task from a producer that does not route for itself, on `submissions`.
 
     `task_id` is minted by the producer (a uuid, say): the same id sent again is the same task, with one
-    outcome. `body` is what `POST /v1/chat/completions` takes (`kind` completion: `/v1/completions`); its
-    `model` names a pool, a model or `auto`; its `stream` changes nothing, for nobody is streamed to. Of `kind`
-    tool it is `{"name": ..., "arguments": {...}}`, with `model` where not any pool of tools will do; the
-    answer is `{"result": ...}`.
+    outcome. `body` is what `POST /v1/chat/completions` takes (`kind` completion: `/v1/completions`,
+    embedding: `/v1/embeddings`); its `model` names a pool, a model or `auto`; its `stream` changes nothing,
+    for nobody is streamed to. Of `kind` tool it is `{"name": ..., "arguments": {...}}`, with `model` where
+    not any pool of tools will do; the answer is `{"result": ...}`.
 
     Wire headers: `type: SubmitTask` and `v: 1`, else the record is not read. Optional: `deadline` (absolute,
     ms since the epoch, at most 7 days ahead; default: the record's time and what its priority has),

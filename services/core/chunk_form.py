@@ -63,6 +63,7 @@ class ChunkForm:
         """The event, changed in place. Raises MalformedChunkError."""
         for name in self._unasked:
             event.pop(name, None)
+        event.pop("error", None)  # one that says something is no chunk: this is a null
         if not event.get("created"):
             event.pop("created", None)  # Azure's 0
         choices = event.get("choices")
