@@ -67,6 +67,7 @@ class Backends:
         watched: bool = False,
     ) -> None:
         self._uniform = uniform
+        self._law = pool.breaker
         self._gate = gate
         self._steady_s = steady_s
         self._usual_output = float(USUAL_OUTPUT_TOKENS)
@@ -104,6 +105,15 @@ class Backends:
     def began(self, lease: Lease) -> None:
         """The call is made now."""
         lease.began_s = self._steady_s()
+
+    def proved(self, lease: Lease) -> None:
+        """The probe says something. One that goes on for as long as a first cool-down has shown enough: an
+        answer of half an hour must not keep the others out. From then on it is a try like any other."""
+        record, now_s = self._records[lease.base_url], self._steady_s()
+        if now_s - lease.began_s >= self._law.cooldown_s:
+            record.breaker.end(lease.passed, "good", now_s)
+            lease.passed = record.breaker.begin(now_s)
+            self._refresh()
 
     def ended(self, lease: Lease, failure: Failure | None, heard: Heard) -> None:
         """The try is over. `failure` as the backend gave it, before it is renamed for the caller."""

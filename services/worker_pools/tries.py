@@ -130,6 +130,8 @@ class Tries:
 
         def moved(pieces: int, now_s: float) -> None:
             lease.saw(pieces, now_s)
+            if lease.probes:
+                self._backends.proved(lease)
             progress.moved()
 
         return moved

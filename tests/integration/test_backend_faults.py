@@ -127,6 +127,23 @@ async def test_a_probe_that_is_cancelled_frees_its_place(server: ModelServerProc
         assert state_of(rig).breaker == "closed"
 
 
+async def test_a_long_answer_of_the_probe_lets_the_others_in(
+    server: ModelServerProcess, tmp_path: Path
+) -> None:
+    async with backend_rig([server.root_url], tmp_path) as rig:
+        await rig.work()
+        for _ in range(QUICK.min_calls):
+            await rig.end(await rig.submit(scripted(reset_after_chunks=1), stream=True))
+        probe = await rig.submit(scripted(chunks=60, chunk_interval_s=0.1))
+        await until(lambda: state_of(rig).breaker == "half_open")
+        following = [await rig.submit() for _ in range(3)]
+        for task in following:
+            assert isinstance(await rig.end(task), TaskSucceeded)
+        assert not rig.of(TaskSucceeded, probe)
+        assert state_of(rig).breaker == "closed"
+        assert isinstance(await rig.end(probe), TaskSucceeded)
+
+
 async def test_a_backend_that_flaps_costs_no_task(server: ModelServerProcess, tmp_path: Path) -> None:
     async with (
         ModelServerProcess(chunks=4) as flapping,
