@@ -16,6 +16,7 @@ from infra.process import ProcessFailedError
 from services.adapters.kafka.traits import BrokerKind
 from services.cli.dead import dead_app
 from services.cli.detached import start_detached
+from services.cli.doctor import doctor_app
 from services.cli.loadtest import loadtest_app
 from services.cli.pools import pools_app
 from services.cli.processes import StateDir
@@ -34,6 +35,7 @@ app.command(loadtest_app)
 app.command(schemas_app)
 app.command(dead_app)
 app.command(task_app)
+app.command(doctor_app)
 app.command(pools_app)
 console = Console(highlight=False, soft_wrap=True)
 

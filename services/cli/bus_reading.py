@@ -19,8 +19,13 @@ _POLL_MS = 250
 _ADMIN_TIMEOUT_S = 10.0
 
 
-async def read_topic(running: RunningFleet, topic: str, partitions: int = 1) -> list[InRecord]:
-    """All records of a topic in the order of their partitions' logs. Raises BusError."""
+_BEGINNING = StartAt("beginning")
+
+
+async def read_topic(
+    running: RunningFleet, topic: str, partitions: int = 1, start: StartAt = _BEGINNING
+) -> list[InRecord]:
+    """All records of a topic from `start` on, in the order of their partitions' logs. Raises BusError."""
     reader = KafkaLogReader(
         running.bootstrap_servers,
         running.traits,
@@ -30,7 +35,7 @@ async def read_topic(running: RunningFleet, topic: str, partitions: int = 1) -> 
         fetch_max_wait_ms=running.traits.fetch_max_wait_ms["control"],
     )
     try:
-        await reader.start(at=StartAt("beginning"))
+        await reader.start(at=start)
         records: list[InRecord] = []
         while not reader.caught_up():
             records += await reader.poll(timeout_ms=_POLL_MS, max_records=1_000)

@@ -16,6 +16,8 @@ from loadtest.kills.run import VICTIMS, KillOptions, run_kills
 from loadtest.overhead.run import OverheadOptions, measure_overhead
 from loadtest.peers.run import PeerOptions, run_peers
 from loadtest.peers.throughput import run_beside
+from loadtest.sharing.report import Part
+from loadtest.sharing.run import SharingOptions, run_sharing
 from services.adapters.kafka.traits import BrokerKind
 
 loadtest_app = App(name="loadtest", help="Benchmarks and fault schedules on real processes.")
@@ -177,3 +179,30 @@ def beside(*, tasks: int = 20_000, rounds: int = 3, environment: Path = Path(".v
     """Durable no-op tasks a second, Chimera's and Dramatiq's on Redis, in turns."""
     for line in asyncio.run(run_beside(tasks, rounds, environment, console.print)).lines():
         console.print(line)
+
+
+@loadtest_app.command
+def sharing(*, part: list[Part] | None = None, seed: int = 1, seconds: float = 18.0, rounds: int = 2) -> None:
+    """Queue waits of interactive work beside batch work, and of tenants beside one that floods.
+
+    A worker on Apache Kafka before a model server with four slots; rounds of both arms in turn, with the same
+    arrivals. Exits 1 where a promised ratio or share is missed.
+
+    Parameters
+    ----------
+    part
+        batch, tenants; both by default.
+    seed
+        Draws arrivals and service times.
+    seconds
+        Length of one round of one arm, the first two seconds of which are not counted.
+    rounds
+        How often each arm is repeated.
+    """
+    options = SharingOptions(tuple(part or ("batch", "tenants")), seed, seconds, rounds)
+    reports = asyncio.run(run_sharing(options, console.print))
+    for report in reports:
+        for line in report.lines():
+            console.print(line)
+    if not all(report.kept for report in reports):
+        raise SystemExit(1)
