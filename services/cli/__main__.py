@@ -23,6 +23,7 @@ from services.cli.processes import StateDir
 from services.cli.run_record import stop_run
 from services.cli.schemas import schemas_app
 from services.cli.task import task_app
+from services.cli.top import top_app
 from services.cli.topics import topics_app
 from services.cli.up import Up, UpError, UpOptions
 from services.ports import BusError
@@ -36,6 +37,7 @@ app.command(schemas_app)
 app.command(dead_app)
 app.command(task_app)
 app.command(doctor_app)
+app.command(top_app)
 app.command(pools_app)
 console = Console(highlight=False, soft_wrap=True)
 

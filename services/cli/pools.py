@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import orjson
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.table import Table
 
 from schemas.codec import encode, message_headers
 from schemas.fleet_messages import PoolMode, PoolOrder
@@ -32,7 +31,7 @@ StateOption = Annotated[Path, Parameter(name="--state-dir", help="where `chimera
 BootstrapOption = Annotated[
     str | None, Parameter(name=("--bootstrap-servers", "--bootstrap"), help="of another fleet's broker")
 ]
-_ANSWER_S = 15.0
+_ANSWER_S = 30.0
 _LOOK_S = 0.05
 _LOSSES = "no fleet runs there, or its broker is away"
 
@@ -206,15 +205,15 @@ def _dead(member: Member, now_s: float) -> dict[str, Any]:
 
 
 def _print(shown: list[dict[str, Any]]) -> None:
-    states = ("ready", "loading", "draining", "dead")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("pool", "mode", *states, "slots", "in flight", "queued", "queue s"):
-        table.add_column(heading, no_wrap=True)
+    states, figures = ("ready", "loading", "draining", "dead"), ("slots", "in_flight", "queued")
+    rows = [("pool", "mode", *states, "slots", "in flight", "queued", "queue s")]
     for pool in shown:
-        counts = [str(pool["workers"][state]) for state in states]
-        figures = [str(pool[name]) for name in ("slots", "in_flight", "queued", "queue_seconds")]
-        table.add_row(pool["pool"], pool["mode"], *counts, *figures)
-    console.print(table)
+        numbers = [*(pool["workers"][state] for state in states), *(pool[name] for name in figures)]
+        rows.append((pool["pool"], pool["mode"], *map(str, numbers), str(pool["queue_seconds"])))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        console.print("  ".join(cells).rstrip(), markup=False)
     for pool in shown:
         if pool["mode"] != "running":
             why = f": {pool['reason']}" if pool["reason"] else ""

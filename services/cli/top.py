@@ -1,0 +1,169 @@
+"""`chimera top`: the fleet as it works, refreshed in the terminal every second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from schemas.codec import SchemaError, decode
+from schemas.headers import to_text
+from schemas.messages import Message
+from services.adapters.kafka.log_reader import KafkaLogReader
+from services.cli.running_fleet import RunningFleet, find_fleet
+from services.core.fleet_table import FleetTable, stall_bounds
+from services.core.recent_ends import RecentEnds
+from services.ports import StartAt
+from services.runtime.fleet_view import FleetView
+
+top_app = App(name="top", help="The fleet as it works, live.")
+console = Console(highlight=False)
+_EVERY_S = 1.0
+_BAR = 10
+
+
+@top_app.default
+def top(
+    *,
+    window_s: float = 10.0,
+    once: bool = False,
+    json: bool = False,
+    state_dir: Annotated[Path, Parameter(name="--state-dir")] = Path(".chimera"),
+) -> None:
+    """Show pools, workers, slots, queues, rates and failures; Ctrl-C ends it.
+
+    Parameters
+    ----------
+    window_s
+        Over how many seconds rates and times are taken.
+    once
+        Watch for one window, print it and end.
+    json
+        One JSON document after one window.
+    state_dir
+        Where `chimera up` keeps its state; CHIMERA_* variables win over it.
+    """
+    watch = _Watch(find_fleet(state_dir), window_s)
+    try:
+        asyncio.run(watch.once(json) if once or json else watch.live())
+    except KeyboardInterrupt:
+        return
+
+
+class _Watch:
+    def __init__(self, running: RunningFleet, window_s: float) -> None:
+        self._running, self._window_s = running, window_s
+        self._ends = RecentEnds(window_s)
+        table = FleetTable(stalled_after_s=stall_bounds(running.fleet))
+        self._view = FleetView(self._reader(running.names.fleet, [0]), table, time.monotonic)
+
+    def _reader(self, topic: str, partitions: Sequence[int]) -> KafkaLogReader:
+        running = self._running
+        return KafkaLogReader(
+            running.bootstrap_servers,
+            running.traits,
+            topic=topic,
+            partitions=partitions,
+            client_id="chimera-top",
+            fetch_max_wait_ms=running.traits.fetch_max_wait_ms["batch"],
+        )
+
+    async def once(self, as_json: bool) -> None:
+        async with asyncio.TaskGroup() as group:
+            watching = [group.create_task(self._view.run()), group.create_task(self._results())]
+            await self._view.caught_up.wait()
+            await asyncio.sleep(self._window_s)
+            rows = self._rows()
+            for task in watching:
+                task.cancel()
+        if as_json:
+            print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+        else:
+            console.print(_table(rows))
+
+    async def live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._view.run())
+            group.create_task(self._results())
+            with Live(_table([]), console=console, auto_refresh=False) as shown:
+                while True:
+                    shown.update(_table(self._rows()), refresh=True)
+                    await asyncio.sleep(_EVERY_S)
+
+    async def _results(self) -> None:
+        reader = self._reader(self._running.names.results, range(self._running.fleet.partitions))
+        await reader.start(at=StartAt("end"))
+        try:
+            while True:
+                for record in await reader.poll(timeout_ms=250, max_records=1_000):
+                    try:
+                        message = decode(to_text(record.headers), record.value)
+                    except SchemaError:
+                        continue
+                    if isinstance(message, Message):
+                        self._ends.heard(message, time.monotonic())
+        finally:
+            await reader.stop()
+
+    def _rows(self) -> list[dict[str, Any]]:
+        now_s, table = self._view.now_s(), self._view.table
+        census = table.census(now_s)
+        rows = []
+        for pool in self._running.fleet.pools:
+            alive = table.alive(pool.name, now_s)
+            rates = self._ends.rates(pool.name, time.monotonic())
+            rows.append(
+                {
+                    "pool": pool.name,
+                    "mode": table.mode(pool.name),
+                    "ready": census[pool.name, "ready"],
+                    "loading": census[pool.name, "loading"],
+                    "dead": census[pool.name, "dead"],
+                    "in_flight": sum(beat.in_flight for beat in alive),
+                    "slots": sum(beat.slots for beat in alive),
+                    "queued": sum(beat.queued for beat in alive),
+                    "queue_s": round(sum(beat.queue_seconds for beat in alive), 2),
+                    "done_per_s": round(rates.done, 2),
+                    "tokens_per_s": round(rates.tokens, 1),
+                    "queue_ms": round(rates.queue_ms),
+                    "first_token_ms": round(rates.first_token_ms),
+                    "failures_per_s": {kind: round(rate, 2) for kind, rate in rates.failures.items()},
+                    "backends": [
+                        f"{state.base_url} {state.health}"
+                        for beat in alive
+                        for state in beat.backends
+                        if state.health != "healthy"
+                    ],
+                }
+            )
+        return rows
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, title="chimera top", title_justify="left")
+    headings = ("pool", "mode", "workers", "slots", "queued", "queue s", "done/s", "tokens/s")
+    for heading in (*headings, "p95 queue ms", "p95 first ms", "trouble"):
+        table.add_column(heading, no_wrap=heading != "trouble")
+    for row in rows:
+        workers = f"{row['ready']}" + (f" +{row['loading']} loading" if row["loading"] else "")
+        workers += f" [red]{row['dead']} dead[/red]" if row["dead"] else ""
+        trouble = [f"{kind} {rate}/s" for kind, rate in row["failures_per_s"].items()] + row["backends"]
+        cells = [row[name] for name in ("queued", "queue_s", "done_per_s", "tokens_per_s")]
+        cells += [row["queue_ms"], row["first_token_ms"]]
+        table.add_row(
+            row["pool"], row["mode"], workers, _bar(row), *(str(cell) for cell in cells), ", ".join(trouble)
+        )
+    return table
+
+
+def _bar(row: dict[str, Any]) -> str:
+    full = round(_BAR * row["in_flight"] / row["slots"]) if row["slots"] else 0
+    return f"{'█' * full}{'·' * (_BAR - full)} {row['in_flight']}/{row['slots']}"
