@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 from mcp import Client
@@ -29,11 +30,11 @@ _MOST_PAGES = 100
 
 @dataclass(eq=False, slots=True)
 class Connected:
-    """A session that was initialised, the names of its server's tools, and word of its end."""
+    """A session that was initialised, and the names of its server's tools. `lost`: for who sees it broken."""
 
     client: Client
     tools: frozenset[str]
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: Callable[[], None]
 
     async def list_again(self) -> None:
         self.tools = await tools_of(self.client)
@@ -47,41 +48,36 @@ class McpLink:
         self._start_s = start_s
         self._uniform = uniform
         self._live: asyncio.Future[Connected] | None = None
+        self._gone = asyncio.Event()  # of the newest session
         self._runner: asyncio.Task[None] | None = None
         self._closing = False
 
     async def connected(self, within_s: float) -> Connected:
         """The session, once there is one. Raises BackendFault: UNREACHABLE after `within_s`."""
-        if self._runner is None:
-            self._live = asyncio.get_running_loop().create_future()
+        if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run())
         try:
             async with asyncio.timeout(within_s):
-                while True:
-                    live = await asyncio.shield(self._coming())
-                    if not live.gone.is_set():
-                        return live
-                    await asyncio.sleep(0)  # its holder sees that too, and is about to let go
+                return await asyncio.shield(self._coming())
         except TimeoutError:
-            raise BackendFault(
-                FailureKind.UNREACHABLE, "the tool server is not there, or does not initialise"
-            ) from None
+            words = "the tool server is not there, or does not initialise"
+            raise BackendFault(FailureKind.UNREACHABLE, words) from None
 
     async def aclose(self) -> None:
         """Ends the server, in seconds at most."""
         self._closing = True
         if self._runner is None:
             return
-        live = self._coming()
-        if live.done() and not live.cancelled():
-            live.result().gone.set()
+        if self._coming().done():
+            self._gone.set()
         else:
             self._runner.cancel()
         await asyncio.wait({self._runner})
 
     def _coming(self) -> asyncio.Future[Connected]:
+        """The session that is there, or the next one."""
         if self._live is None:
-            raise RuntimeError("the link was not begun")
+            self._live = asyncio.get_running_loop().create_future()
         return self._live
 
     async def _run(self) -> None:
@@ -94,29 +90,38 @@ class McpLink:
                     _log.warning("a tool server is gone")
             except Exception as fault:  # noqa: BLE001 - whatever ends a connection ends no more than that
                 _log.warning("no tool server", fault=_named(fault))
-            if self._coming().done():
-                self._live = asyncio.get_running_loop().create_future()
+            self._lost(self._gone)
             failures = 1 if time.monotonic() - began_s > _STEADY_S else failures + 1
             if not self._closing:
                 await asyncio.sleep(self._pause_s(failures))
 
     async def _live_once(self) -> None:
         """Returns when the connection is over. Raises what the SDK raises, TimeoutError."""
-        gone = asyncio.Event()
+        gone = self._gone = asyncio.Event()
+
+        def lost() -> None:
+            self._lost(gone)
+
         async with AsyncExitStack() as stack:
             # Not anyio's: its scopes must end in the order they began, and the client's outlive this one.
             async with asyncio.timeout(self._start_s):
                 client = await stack.enter_async_context(
                     Client(
-                        self._open(gone.set),
+                        self._open(lost),
                         client_info=Implementation(name="chimera", version="1"),
                         message_handler=_heard,
                         cache=None,
                     )
                 )
-                live = Connected(client, await tools_of(client), gone)
+                live = Connected(client, await tools_of(client), lost)
             self._coming().set_result(live)
             await gone.wait()
+
+    def _lost(self, gone: asyncio.Event) -> None:
+        """Nobody gets that session any more; its holder lets go of it, which may take seconds."""
+        gone.set()
+        if gone is self._gone and self._live is not None and self._live.done():
+            self._live = None
 
     def _pause_s(self, failures: int) -> float:
         window_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16))

@@ -81,7 +81,7 @@ class McpBackend:
         except MCPError as error:
             raise self._fault(error, live) from None
         except _LOST:
-            live.gone.set()
+            live.lost()
             raise fault_from(mcp_results.of_error(mcp_results.CONNECTION_CLOSED, "")) from None
         except (RuntimeError, ValidationError):  # so the SDK says that a result breaks its own schema
             raise BackendFault(
@@ -114,7 +114,7 @@ class McpBackend:
         if error.message == _SESSION_OVER:
             code = mcp_results.CONNECTION_CLOSED
         if code == mcp_results.CONNECTION_CLOSED:
-            live.gone.set()
+            live.lost()
         return fault_from(mcp_results.of_error(code, error.message, self._secrets))
 
     def _link(self, base_url: str) -> McpLink:
