@@ -26,6 +26,7 @@ from services.runtime.fleet_view import FleetView
 
 top_app = App(name="top", help="The fleet as it works, live.")
 console = Console(highlight=False)
+_PIPE_WIDTH = 160  # in a pipe there is no window whose width counts
 _EVERY_S = 1.0
 _BAR = 10
 
@@ -87,7 +88,8 @@ class _Watch:
         if as_json:
             print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
         else:
-            console.print(_table(rows))
+            wide = console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+            wide.print(_table(rows))
 
     async def live(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -150,7 +152,7 @@ class _Watch:
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, title="chimera top", title_justify="left")
     headings = ("pool", "mode", "workers", "slots", "queued", "queue s", "done/s", "tokens/s")
-    for heading in (*headings, "p95 queue ms", "p95 first ms", "trouble"):
+    for heading in (*headings, "queue ms", "first ms", "trouble"):  # milliseconds at the 95th percentile
         table.add_column(heading, no_wrap=heading != "trouble")
     for row in rows:
         workers = f"{row['ready']}" + (f" +{row['loading']} loading" if row["loading"] else "")
