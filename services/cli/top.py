@@ -29,6 +29,7 @@ console = Console(highlight=False)
 _PIPE_WIDTH = 160  # in a pipe there is no window whose width counts
 _EVERY_S = 1.0
 _BAR = 10
+_BAR_FROM = 110  # columns of the terminal
 
 
 @top_app.default
@@ -89,15 +90,15 @@ class _Watch:
             print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
         else:
             wide = console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
-            wide.print(_table(rows))
+            wide.print(_table(rows, wide.width))
 
     async def live(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._view.run())
             group.create_task(self._results())
-            with Live(_table([]), console=console, auto_refresh=False) as shown:
+            with Live(_table([], console.width), console=console, auto_refresh=False) as shown:
                 while True:
-                    shown.update(_table(self._rows()), refresh=True)
+                    shown.update(_table(self._rows(), console.width), refresh=True)
                     await asyncio.sleep(_EVERY_S)
 
     async def _results(self) -> None:
@@ -149,10 +150,10 @@ class _Watch:
         return rows
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
+def _table(rows: Sequence[dict[str, Any]], width: int) -> Table:
     table = Table(box=None, pad_edge=False, title="chimera top", title_justify="left")
-    headings = ("pool", "mode", "workers", "slots", "queued", "queue s", "done/s", "tokens/s")
-    for heading in (*headings, "queue ms", "first ms", "trouble"):  # milliseconds at the 95th percentile
+    headings = ("pool", "mode", "workers", "slots", "waits", "wait s", "done/s", "tok/s")
+    for heading in (*headings, "queue", "first", "trouble"):  # queue, first: p95 in ms
         table.add_column(heading, no_wrap=heading != "trouble")
     for row in rows:
         workers = f"{row['ready']}" + (f" +{row['loading']} loading" if row["loading"] else "")
@@ -161,11 +162,19 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         cells = [row[name] for name in ("queued", "queue_s", "done_per_s", "tokens_per_s")]
         cells += [row["queue_ms"], row["first_token_ms"]]
         table.add_row(
-            row["pool"], row["mode"], workers, _bar(row), *(str(cell) for cell in cells), ", ".join(trouble)
+            row["pool"],
+            row["mode"],
+            workers,
+            _slots(row, width),
+            *(str(cell) for cell in cells),
+            ", ".join(trouble),
         )
     return table
 
 
-def _bar(row: dict[str, Any]) -> str:
+def _slots(row: dict[str, Any], width: int) -> str:
+    used = f"{row['in_flight']}/{row['slots']}"
+    if width < _BAR_FROM:
+        return used
     full = round(_BAR * row["in_flight"] / row["slots"]) if row["slots"] else 0
-    return f"{'█' * full}{'·' * (_BAR - full)} {row['in_flight']}/{row['slots']}"
+    return f"{'█' * full}{'·' * (_BAR - full)} {used}"
