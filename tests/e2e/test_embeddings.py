@@ -52,8 +52,9 @@ async def embedding(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[E
                 yield Embedding(fleet, server, client)
 
 
-def vector(text: str, dimensions: int = DIMENSIONS) -> list[float]:
-    return pytest.approx(words.vector(text, dimensions, 0), abs=1e-6)  # type: ignore[no-any-return] # compares
+def vector(text: str, dimensions: int = DIMENSIONS) -> object:
+    """What the model server's vector of a text is equal to, after its way through float32."""
+    return pytest.approx(words.vector(text, dimensions, 0), abs=1e-6)
 
 
 @pytest.mark.parametrize("model", ["vectors", "embedder", "auto"])
