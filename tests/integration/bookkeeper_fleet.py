@@ -43,7 +43,7 @@ KNOBS = BookkeeperKnobs(
     unheard_grace_s=0.6,
     bury_every_s=0.05,
 )
-DEAD_AFTER_S = 0.5
+DEAD_AFTER_S = 1.5  # more than a busy loop may keep a beat waiting
 STALLS = {"chat-fast": 20.0}  # seconds without a token, by pool
 STAMP_MS = 1_000  # of the first record on the bus; each next one is a millisecond later
 
