@@ -12,7 +12,6 @@ from schemas.headers import to_text
 from schemas.messages import TaskSucceeded
 from schemas.topics import PRIORITIES
 from services.ports import OutRecord, StartAt
-from tests.fakes.bus import FakeBus
 from tests.fakes.bus_readers import FakeLogReader
 from tests.integration.worker_rig import NAMES, POOL, Running, WorkerRig, openai_rig, scripted, until
 
@@ -106,25 +105,16 @@ async def test_a_paused_pool_starts_nothing_ends_what_runs_and_goes_on(
 
 
 class Slow(FakeLogReader):
-    """Reads when it is told to."""
-
-    def __init__(self, bus: FakeBus) -> None:
-        super().__init__(bus, topic=NAMES.fleet, partitions=[0])
-        self.go_on = asyncio.Event()
-
     async def start(self, *, at: StartAt) -> None:
-        await self.go_on.wait()
+        await asyncio.sleep(1.0)
         await super().start(at=at)
 
 
 async def test_a_worker_that_begins_while_its_pool_is_paused_starts_nothing(rig: WorkerRig) -> None:
     await order(rig, "paused")
     task = await rig.submit()
-    slow = Slow(rig.bus)
-    starting = asyncio.create_task(rig.work(fleet_log=slow))
-    await asyncio.sleep(1.0)
-    slow.go_on.set()
-    running = await starting
+    rig.reads_fleet_with = Slow
+    running = await rig.work()
     await gate_is(running, "paused")
     await asyncio.sleep(0.5)
     assert rig.results(task) == []

@@ -34,7 +34,7 @@ from services.adapters.blobs import DirectoryBlobStore
 from services.adapters.model_backends.openai import OpenAIBackend
 from services.adapters.wall_clock import WallClock
 from services.core.fleet import BreakerLaw, Fleet, Pool, Timeouts
-from services.ports import InRecord, LogReader, ModelClient, OutRecord
+from services.ports import InRecord, ModelClient, OutRecord
 from services.worker_pools.parts import WorkerParts
 from services.worker_pools.pool_worker import PoolWorker
 from services.worker_pools.settings import WorkerKnobs
@@ -102,26 +102,22 @@ class WorkerRig:
         self.publisher = FakePublisher(self.bus)
         self._ids = itertools.count(1)
         self._workers: list[Running] = []
+        self.reads_fleet_with: type[FakeLogReader] = FakeLogReader
         self.watched: dict[str, Any] = {}  # `look` and `connections`, where backends are asked beside tries
 
     async def work(
-        self,
-        worker_id: str = "worker-1",
-        client: ModelClient | None = None,
-        pool: Pool | None = None,
-        fleet_log: LogReader | None = None,
+        self, worker_id: str = "worker-1", client: ModelClient | None = None, pool: Pool | None = None
     ) -> Running:
         """Starts a worker, of the rig's own pool unless another is named; returns once it is ready."""
         pool = pool or self.pool
         durable, chunks = FakePublisher(self.bus), FakePublisher(self.bus)
-        await durable.start()
-        await chunks.start()
+        await asyncio.gather(durable.start(), chunks.start())
         sources = {priority: self._source(pool.name, priority) for priority in PRIORITIES}
         parts = WorkerParts(
             lanes=sources,
             lane_source=self._source,
             control=FakeLogReader(self.bus, topic=NAMES.control, partitions=[0]),
-            fleet=fleet_log or FakeLogReader(self.bus, topic=NAMES.fleet, partitions=[0]),
+            fleet=self.reads_fleet_with(self.bus, topic=NAMES.fleet, partitions=[0]),
             durable=durable,
             chunks=chunks,
             model=client or self.client,
