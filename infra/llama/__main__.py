@@ -41,6 +41,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=default.slots)
     parser.add_argument("--context-per-slot", type=int, default=default.context_per_slot, help="tokens")
     parser.add_argument("--batch-tokens", type=int, default=default.batch_tokens)
+    parser.add_argument("--embeddings", action="store_true", help="serve /v1/embeddings too")
     return parser.parse_args(argv)
 
 
@@ -52,11 +53,13 @@ def _settings(args: argparse.Namespace) -> LlamaSettings:
         slots=args.slots,
         context_per_slot=args.context_per_slot,
         batch_tokens=args.batch_tokens,
+        embeddings=args.embeddings,
     )
 
 
 def _params(settings: LlamaSettings, weights: Path, port: int) -> Any:
-    from xllamacpp import CommonParams  # noqa: PLC0415 - loads a 100 MB library; only once weights are there
+    # A library of 100 MB: loaded only once weights are there.
+    from xllamacpp import CommonParams, llama_pooling_type  # noqa: PLC0415 - as said above
 
     params = CommonParams()
     params.model.path = str(weights)
@@ -73,6 +76,9 @@ def _params(settings: LlamaSettings, weights: Path, port: int) -> Any:
     params.cors_origins = ""
     params.cache_ram_mib = 0
     params.fit_params = False  # what was asked for, not what the loader thinks fits
+    if settings.embeddings:
+        params.embedding = True
+        params.pooling_type = llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     template = chat_template(settings.model)
     if template is not None:
         params.chat_template = template

@@ -17,6 +17,7 @@ class LlamaSettings:
     context_per_slot: tokens, prompt and answer together.
     batch_tokens: prompt tokens per step. A step cannot be interrupted, so this bounds both how long a long
         prompt stalls the other slots and how long a hang-up goes unnoticed (64: below a second).
+    embeddings: /v1/embeddings too, the mean over the tokens; an input must fit into batch_tokens.
     """
 
     model: str = SMOLLM2
@@ -25,6 +26,7 @@ class LlamaSettings:
     slots: int = 4
     context_per_slot: int = 2048
     batch_tokens: int = 64
+    embeddings: bool = False
 
     def __post_init__(self) -> None:
         for name in ("threads", "slots", "context_per_slot", "batch_tokens"):
@@ -40,4 +42,5 @@ class LlamaSettings:
             *("--model", model, "--alias", self.alias, "--threads", str(self.threads)),
             *("--slots", str(self.slots), "--context-per-slot", str(self.context_per_slot)),
             *("--batch-tokens", str(self.batch_tokens)),
+            *(("--embeddings",) if self.embeddings else ()),
         )

@@ -29,7 +29,7 @@ _OVERFLOW_CODES = frozenset(
 )
 _OVERFLOW_WORDS = re.compile(  # vLLM, TGI and Ollama say it in words alone
     r"(?i)maximum context length|context (?:length|size|window)|prompt is too long|too many (?:input )?tokens"
-    r"|inputs? (?:tokens? )?\+ ?`?max_new_tokens"
+    r"|too large to process|inputs? (?:tokens? )?\+ ?`?max_new_tokens"
 )
 _UNPAID = re.compile(r"(?i)credit balance is too low")  # Anthropic: an invalid request, and it is our bill
 _MILLISECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
@@ -69,6 +69,8 @@ _WORDS = {
     FailureKind.BAD_REQUEST: "the backend refused the request",
     FailureKind.TOO_LONG: "the request does not fit the model's context",
 }
+# llama.cpp and Ollama say of an embedding's input that does not fit that they failed (500).
+_MAY_OVERFLOW = frozenset({FailureKind.BAD_REQUEST, FailureKind.SERVER_ERROR})
 _SHOWN = frozenset({FailureKind.BAD_REQUEST, FailureKind.TOO_LONG})
 
 
@@ -136,7 +138,7 @@ def _finer(kind: FailureKind, said: Mapping[str, Any]) -> FailureKind:
     message = said.get("message")
     if kind is FailureKind.BAD_REQUEST and isinstance(message, str) and _UNPAID.search(message):
         return FailureKind.KEY_REFUSED
-    return FailureKind.TOO_LONG if kind is FailureKind.BAD_REQUEST and _overflows(said) else kind
+    return FailureKind.TOO_LONG if kind in _MAY_OVERFLOW and _overflows(said) else kind
 
 
 def _status(value: object) -> int | None:

@@ -133,9 +133,9 @@ class Slots:
     async def seated(self, held: Held) -> None:
         """Returns when the try has a slot of its own: at once, but for one that found nothing to join."""
         if self._guest is held:
-            self._wanted = asyncio.get_running_loop().create_future()
+            wanted = self._wanted = asyncio.get_running_loop().create_future()
             self._seat_guest()
-            await self._wanted
+            await wanted
 
     def _seat_guest(self) -> None:
         held, wanted = self._guest, self._wanted

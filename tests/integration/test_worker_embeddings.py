@@ -8,6 +8,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,18 @@ async def test_the_slot_goes_on_to_who_stays_and_none_is_lost(
             await succeeded(rig, task_id)
         await until(lambda: running.worker.in_flight() == 0)
         assert isinstance(await rig.end(await rig.submit(chat())), TaskSucceeded)
+
+
+async def test_who_can_join_nothing_waits_for_a_slot(server: ModelServerProcess, tmp_path: Path) -> None:
+    """Where no slot is free one task at a time starts without, to join; the bound of calls stands."""
+    async with working(server, tmp_path, capabilities=ONLY.capabilities, slots=1) as rig:
+        script = {"delay_s": 0.1}
+        tasks = [await embed(rig, f"text {n}", dimensions=2 + n // 4, x_script=script) for n in range(12)]
+        for task_id in tasks:
+            await succeeded(rig, task_id)
+    made = sorted(calls(server), key=lambda record: record.started_s)
+    assert len(made) <= 6  # one each, were they all here from the start
+    assert all((before.ended_s or 0.0) <= after.started_s for before, after in pairwise(made))
 
 
 async def test_a_deadline_ends_its_own_task_alone(rig: WorkerRig) -> None:
