@@ -75,6 +75,20 @@ class Crew:
         return self.presence.view
 
 
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    """What holds tasks and speaks of them, tried or not."""
+
+    gate: Gate
+    budget: SlotBudget
+    backlog: Backlog
+    desk: Desk
+    reports: Reports
+    pump: ChunkPump
+    endings: Endings
+    presence: Presence
+
+
 def assembled(
     identity: Identity,
     parts: WorkerParts,
@@ -84,39 +98,21 @@ def assembled(
     cancel: Callable[[CancelTask], None],
 ) -> Crew:
     """A worker's parts; nothing runs yet. `done` completes an offset, `cancel` hears of `control`."""
-    pool, fleet, names = identity.pool, identity.fleet, identity.names
-    gate, budget = Gate("starting"), SlotBudget(pool)
-    sharing = Sharing(fleet.tenant_weights, knobs.tenant_burst_tokens, RANKS[knobs.order])
-    backlog = Backlog(
-        fleet.weights, knobs.held_tasks, knobs.held_bytes, sharing=sharing, prior_s=pool.prior_seconds
-    )
-    presence = present(identity.worker, pool, fleet, parts, knobs, gate, budget, backlog)
-    desk = Desk(backlog, parts.clock, done)
-    reports = Reports(parts.durable, names, identity.worker, parts.clock, knobs)
-    pump = ChunkPump(parts.chunks, names.replies, knobs.chunk_backlog, knobs.chunk_backlog_bytes)
-    policy = RetryPolicy(max_tries=fleet.max_tries)
-    endings = Endings(desk, reports, parts.blobs, parts.clock, parts.uniform, policy)
-    backends = Backends(pool, parts.uniform, gate, parts.steady_s, watched=parts.look is not None)
-    starts = Starts(pool, reports, parts.blobs, parts.clock, parts.new_attempt)
-    tries = Tries(pool, parts.model, backends, pump, parts.clock, knobs, presence.progress)
-    serving = Serving(desk, reports, endings, starts, tries, backends, parts.clock, metrics.ended)
-    evictions = Evictions(backlog, EvictionLaw(fleet.interactive_wait_s) if fleet.evict_batch else None)
-    slots = Slots(
-        budget, gate, backlog, serving, endings, parts.clock, knobs, evictions, pool.reserved_interactive
-    )
-    tries.batches.seats, slots.joinable = slots, tries.batches.joinable
-    presence.profile.in_flight = lambda: slots.in_flight
-    presence.profile.backends = backends.states
-    backends.budget = budget
-    metrics.show(SlotGauges(pool.name, budget, presence.claims))
+    pool, held = identity.pool, _holding(identity, parts, knobs, done)
+    backends = Backends(pool, parts.uniform, held.gate, parts.steady_s, watched=parts.look is not None)
+    backends.budget = held.budget
+    serving, slots, evictions = _serving(identity, parts, knobs, metrics, held, backends)
+    held.presence.profile.in_flight = lambda: slots.in_flight
+    held.presence.profile.backends = backends.states
+    metrics.show(SlotGauges(pool.name, held.budget, held.presence.claims))
     return Crew(
-        gate=gate,
-        budget=budget,
-        backlog=backlog,
-        desk=desk,
-        reports=reports,
-        pump=pump,
-        endings=endings,
+        gate=held.gate,
+        budget=held.budget,
+        backlog=held.backlog,
+        desk=held.desk,
+        reports=held.reports,
+        pump=held.pump,
+        endings=held.endings,
         backends=backends,
         backend_watch=BackendWatch(
             pool, backends, parts.model, parts.look, parts.connections, parts.new_attempt, knobs
@@ -124,7 +120,55 @@ def assembled(
         serving=serving,
         slots=slots,
         evictions=evictions,
-        hand_over=HandOver(desk, reports, parts.blobs, parts.clock, knobs),
+        hand_over=HandOver(held.desk, held.reports, parts.blobs, parts.clock, knobs),
         control=Control(parts.control, parts.clock, knobs, cancel),
-        presence=presence,
+        presence=held.presence,
     )
+
+
+def _holding(
+    identity: Identity, parts: WorkerParts, knobs: WorkerKnobs, done: Callable[[Position], None]
+) -> _Holding:
+    pool, fleet = identity.pool, identity.fleet
+    gate, budget = Gate("starting"), SlotBudget(pool)
+    sharing = Sharing(fleet.tenant_weights, knobs.tenant_burst_tokens, RANKS[knobs.order])
+    backlog = Backlog(
+        fleet.weights, knobs.held_tasks, knobs.held_bytes, sharing=sharing, prior_s=pool.prior_seconds
+    )
+    desk = Desk(backlog, parts.clock, done)
+    reports = Reports(parts.durable, identity.names, identity.worker, parts.clock, knobs)
+    policy = RetryPolicy(max_tries=fleet.max_tries)
+    return _Holding(
+        gate,
+        budget,
+        backlog,
+        desk,
+        reports,
+        ChunkPump(parts.chunks, identity.names.replies, knobs.chunk_backlog, knobs.chunk_backlog_bytes),
+        Endings(desk, reports, parts.blobs, parts.clock, parts.uniform, policy),
+        present(identity.worker, pool, fleet, parts, knobs, gate, budget, backlog),
+    )
+
+
+def _serving(
+    identity: Identity,
+    parts: WorkerParts,
+    knobs: WorkerKnobs,
+    metrics: WorkerMetrics,
+    held: _Holding,
+    backends: Backends,
+) -> tuple[Serving, Slots, Evictions]:
+    pool, fleet = identity.pool, identity.fleet
+    starts = Starts(pool, held.reports, parts.blobs, parts.clock, parts.new_attempt)
+    tries = Tries(pool, parts.model, backends, held.pump, parts.clock, knobs, held.presence.progress)
+    serving = Serving(
+        held.desk, held.reports, held.endings, starts, tries, backends, parts.clock, metrics.ended
+    )
+    law = EvictionLaw(fleet.interactive_wait_s) if fleet.evict_batch else None
+    evictions = Evictions(held.backlog, law)
+    slots = Slots(
+        *(held.budget, held.gate, held.backlog, serving, held.endings, parts.clock, knobs, evictions),
+        pool.reserved_interactive,
+    )
+    tries.batches.seats, slots.joinable = slots, tries.batches.joinable
+    return serving, slots, evictions
