@@ -123,7 +123,7 @@ def test_nobody_dies_while_nothing_can_be_read(silent_s: float, away_s: float) -
     fleet.paused(away_s)
     now_s = silent_s + away_s
     assert not fleet.is_dead("a", now_s)
-    assert fleet.is_dead("a", now_s + DEAD_AFTER_S)
+    assert fleet.is_dead("a", now_s + DEAD_AFTER_S + 0.001)
     fleet.resumed(now_s, 3.0)
     assert not fleet.is_dead("a", now_s + DEAD_AFTER_S + 2.9), "it has a grace to connect again"
     assert fleet.is_dead("a", now_s + DEAD_AFTER_S + 3.1)
