@@ -19,8 +19,9 @@ from infra.process import ProcessFailedError, free_port
 from services.adapters.kafka.topic_admin import apply
 from services.cli.first_question import warm_up
 from services.cli.fleet_change import FleetChange, compare
+from services.cli.pool_order import give_order, take_back
 from services.cli.processes import ProcessSpec, StateDir, launched, model_processes, worker_process
-from services.cli.removal import emptied, order
+from services.cli.removal import emptied
 from services.cli.running_fleet import find_fleet
 from services.cli.supervisor import Supervised, start_all, stop_all
 from services.runtime.fleet_file import FleetFileError, missing_keys, read_fleet_entry, to_fleet
@@ -137,14 +138,14 @@ class LiveChanges:
             await self._end(pool)
         for pool in change.removed:
             running = find_fleet(self._state.path, self._shared())
-            await order(running, pool, "draining", "removed from the fleet file")
+            await give_order(running, pool, "draining", "removed from the fleet file")
             left = await emptied(running, pool, within_s=_EMPTIED_WITHIN_S)
             await self._end(pool)
             if left:
                 self._say(
                     f"{left} tasks still wait on the lanes of {pool}: add the pool again to have them done"
                 )
-            await order(running, pool, None, "")
+            await take_back(running, pool)
 
     async def _end(self, pool: str) -> None:
         worker = self._processes.workers.pop(pool, None)

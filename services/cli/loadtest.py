@@ -13,6 +13,7 @@ from loadtest.chaos.report import totals
 from loadtest.chaos.run import ChaosOptions, run_chaos
 from loadtest.durable.run import run_durable
 from loadtest.kills.run import VICTIMS, KillOptions, run_kills
+from loadtest.long_task.run import LongOptions, run_long
 from loadtest.overhead.run import OverheadOptions, measure_overhead
 from loadtest.peers.run import PeerOptions, run_peers
 from loadtest.peers.throughput import run_beside
@@ -134,6 +135,28 @@ def chaos(
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_bytes(orjson.dumps([one.as_json() for one in reports], option=orjson.OPT_INDENT_2))
     if any(one.breaches for one in reports):
+        raise SystemExit(1)
+
+
+@loadtest_app.command
+def long(*, minutes: float = 31.0, rate: float = 0.2, time_scale: float = 1.0) -> None:
+    """One task that streams for that long beside two rebalances of its pool, on Apache Kafka.
+
+    Exits 1 where it was tried twice, has not one ledger row and one outcome, or its client has not all of it.
+
+    Parameters
+    ----------
+    minutes
+        How long the model server streams.
+    rate
+        Batch calls a second beside it.
+    time_scale
+        Multiplies the services' own timers, the pool's time-outs and the pace of the stream.
+    """
+    report = asyncio.run(run_long(LongOptions(minutes * 60, rate, time_scale), console.print))
+    for line in report.lines():
+        console.print(line)
+    if report.breaches():
         raise SystemExit(1)
 
 

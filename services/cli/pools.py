@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,13 +14,11 @@ import orjson
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from schemas.codec import encode, message_headers
 from schemas.fleet_messages import PoolMode, PoolOrder
 from services.adapters.kafka.log_reader import KafkaLogReader
-from services.cli.bus_reading import publisher_of
+from services.cli.pool_order import give_order
 from services.cli.running_fleet import RunningFleet, find_fleet
 from services.core.fleet_table import DEAD_AFTER_S, FleetTable, Member, stall_bounds
-from services.ports import OutRecord
 from services.runtime.fleet_view import FleetView
 
 pools_app = App(name="pools", help="The pools: who works in them, and orders to pause, resume or drain one.")
@@ -101,27 +97,19 @@ def _running(state_dir: Path, bootstrap: str | None) -> RunningFleet:
 
 
 def _order(name: str, mode: PoolMode, reason: str, as_json: bool, running: RunningFleet) -> None:
-    order = PoolOrder(
-        sent_ms=time.time_ns() // 1_000_000,
-        pool=name,
-        mode=mode,
-        by=f"{getpass.getuser()}@{socket.gethostname()}",
-        reason=reason,
-    )
-    asyncio.run(_send(order, running))
+    order = asyncio.run(_send(name, mode, reason, running))
     if as_json:
         print(orjson.dumps({"pool": name, "mode": mode, "by": order.by, "reason": reason}).decode())
     else:
         console.print(f"{name}: {mode}")
 
 
-async def _send(order: PoolOrder, running: RunningFleet) -> None:
+async def _send(name: str, mode: PoolMode, reason: str, running: RunningFleet) -> PoolOrder:
     known = {pool.name for pool in running.fleet.pools}
-    if order.pool not in known:
-        raise ValueError(f"no pool {order.pool!r}: expected one of {', '.join(sorted(known))}")
-    record = OutRecord(running.names.fleet, order.key.encode(), encode(order), message_headers(order))
-    async with _answering(running), publisher_of(running) as publisher:
-        await publisher.send(record, timeout_s=_ANSWER_S)
+    if name not in known:
+        raise ValueError(f"no pool {name!r}: expected one of {', '.join(sorted(known))}")
+    async with _answering(running):
+        return await give_order(running, name, mode, reason)
 
 
 async def _look(running: RunningFleet) -> list[dict[str, Any]]:

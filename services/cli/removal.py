@@ -1,33 +1,16 @@
-"""Taking a pool out of a running fleet: its order on `fleet`, and what still waits on its lanes."""
+"""Taking a pool out of a running fleet: what still waits on its lanes."""
 
 from __future__ import annotations
 
 import asyncio
-import getpass
-import time
 
-from schemas.codec import encode, message_headers
-from schemas.fleet_messages import PoolMode, PoolOrder
 from schemas.topics import PRIORITIES
 from services.adapters.kafka.end_offsets import end_offsets
-from services.cli.bus_reading import committed_offsets, publisher_of
+from services.cli.bus_reading import committed_offsets
 from services.cli.running_fleet import RunningFleet
-from services.ports import OutRecord
 
-_SEND_TIMEOUT_S = 10.0
+_ANSWER_S = 10.0
 _LOOK_EVERY_S = 0.5
-
-
-async def order(running: RunningFleet, pool: str, mode: PoolMode | None, reason: str) -> None:
-    """Says on `fleet` what the pool must do from now on; None takes the order back. Raises BusError."""
-    now_ms = int(time.time() * 1000)
-    key = f"pool/{pool}".encode()
-    record = OutRecord(running.names.fleet, key, None, [], 0)
-    if mode is not None:
-        said = PoolOrder(sent_ms=now_ms, pool=pool, mode=mode, by=getpass.getuser(), reason=reason)
-        record = OutRecord(running.names.fleet, key, encode(said), message_headers(said), 0)
-    async with publisher_of(running) as publisher:
-        await publisher.send(record, timeout_s=_SEND_TIMEOUT_S)
 
 
 async def emptied(running: RunningFleet, pool: str, *, within_s: float) -> int:
@@ -50,6 +33,6 @@ async def _undone(running: RunningFleet, pool: str, priority: str) -> int:
         topic=lane,
         partitions=range(running.fleet.partitions),
         client_id="chimera-cli",
-        timeout_s=_SEND_TIMEOUT_S,
+        timeout_s=_ANSWER_S,
     )
     return sum(max(0, end - max(0, done.get(partition, 0))) for partition, end in ends.items())
