@@ -196,13 +196,16 @@ async def test_r2_what_one_backend_asks_for_binds_no_other(
         first = await rig.submit(busy)
         failed = await rig.failed_try(first)
         assert failed.next == "local"  # the other one may be asked at once
-        assert [state.health for state in backends_of(rig).states()].count("unavailable") == 1
+        healths = [state.health for state in backends_of(rig).states()]
+        assert healths.count("unavailable") == 1
+        refused = (other, server)[healths.index("unavailable")]
         following = [await rig.submit(scripted(text="here")) for _ in range(6)]
         await until(lambda: len(rig.of(AttemptFailed, first)) == 2)
         assert rig.of(AttemptFailed, first)[1].next == "parked"  # now both have asked to be left alone
         held = {task for task in following if not rig.of(TaskSucceeded, task)}
         assert rig._workers[0].worker.gate() == ("no_backend",)
         assert all(not rig.of(AttemptFailed, task) for task in held)
+        assert len(refused.log()) == 1  # nobody asked it again, though it would have answered the others
 
 
 async def test_leases_are_given_back_on_every_path(server: ModelServerProcess, tmp_path: Path) -> None:

@@ -40,12 +40,11 @@ async def begun(rig: WorkerRig) -> asyncio.Task[object]:
     return working
 
 
-async def test_every_backend_is_warmed_once_before_the_first_task(
-    server: ModelServerProcess, tmp_path: Path
-) -> None:
+async def test_every_backend_is_warmed_once_before_the_first_task(tmp_path: Path) -> None:
     async with (
-        ModelServerProcess(chunks=2) as other,
-        backend_rig([server.root_url, other.root_url], tmp_path, watched=True) as rig,
+        ModelServerProcess(chunks=2, ttft_s=0.4) as server,
+        ModelServerProcess(chunks=2, ttft_s=0.4) as other,
+        backend_rig([server.root_url, other.root_url], tmp_path, PATIENT, watched=True) as rig,
     ):
         waiting = [await rig.submit() for _ in range(6)]
         await rig.work()
@@ -56,6 +55,7 @@ async def test_every_backend_is_warmed_once_before_the_first_task(
             first, *rest = sorted(each.log(), key=lambda record: record.started_s)
             assert (first.attempt or "").startswith(WARM_UP_ATTEMPT)
             assert first.tokens_out <= 1
+            assert all(one.started_s >= (first.ended_s or 0) for one in rest)
             assert not [one for one in rest if (one.attempt or "").startswith(WARM_UP_ATTEMPT)]
 
 
@@ -87,7 +87,13 @@ async def test_connections_are_opened_early_sized_and_shown(
 async def test_o4_a_model_that_loads_holds_the_queue_and_deadlines_still_end_tasks(tmp_path: Path) -> None:
     async with moody_server() as moody, backend_rig([moody.url], tmp_path, watched=True) as rig:
         moody.loading = True
+        moody.hangs.add("/health")  # nobody knows yet what it would say
         working = await begun(rig)
+        await rig.submit(deadline_s=0.5)
+        await until(rig._workers[0].worker.held)
+        await until(lambda: not rig._workers[0].worker.held())
+        assert set(moody.asked) <= {"/health", "/metrics"}
+        moody.hangs.clear()
         task, late = await rig.submit(), await rig.submit(deadline_s=0.3)
         assert isinstance(await rig.end(late), TaskFailed)
         worker = rig._workers[0].worker

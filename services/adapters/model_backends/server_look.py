@@ -14,7 +14,6 @@ LOOK_S = 2.0  # the longest that anything here waits
 _MOST_BYTES = 4 * 1024 * 1024
 _LOADING = 503
 _NOT_NOW = frozenset({408, 429, 500, 502, 503, 504})  # llama.cpp: 503 while it loads, 501 for ever
-_NOT_NOW = frozenset({408, 429, 500, 502, 503, 504})  # llama.cpp: 503 while it loads, 501 for ever
 _NO_UPSTREAM = frozenset({502, 504})  # a proxy answers, the server behind it does not
 _KNOWN_LINES = tuple(sorted(KNOWN))
 
@@ -36,8 +35,6 @@ class ServerLook:
     async def load(self, base_url: str) -> ServerLoad | None:
         try:
             async with self._client().get(f"{base_url}/metrics", allow_redirects=False) as response:
-                if response.status in _NOT_NOW:
-                    return None
                 if response.status in _NOT_NOW:
                     return None
                 if response.status != 200:
