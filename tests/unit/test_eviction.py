@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +71,27 @@ def test_a_slot_that_comes_free_at_once_is_waited_for() -> None:
 def test_the_youngest_is_evicted_with_the_least_work_lost() -> None:
     young = replace(BATCH, task_id="young", started_s=NOW - 1)
     assert decide([WAITS], 1, [BATCH, young], 0, LAW, NOW) == Evict("young", "i")
+
+
+@pytest.mark.parametrize(
+    "barred",
+    [
+        {"priority": "standard"},
+        {"content": True},
+        {"lent": True},
+        {"fixed": True},
+        {"evictions": 3},
+        {"rest_s": 0.01},
+    ],
+    ids=str,
+)
+def test_who_is_never_evicted(barred: dict[str, Any]) -> None:
+    assert asked(replace(BATCH, **barred)) is None
+
+
+def test_what_waits_and_has_a_slot_coming_is_not_evicted_for() -> None:
+    assert decide([WAITS], 2, [BATCH], 2, LAW, NOW) is None
+    assert decide([WAITS], 3, [BATCH], 2, LAW, NOW) == Evict("b", "i")
 
 
 def test_nothing_waits_nothing_is_evicted() -> None:

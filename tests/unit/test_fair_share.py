@@ -104,6 +104,24 @@ def test_idle_time_saves_up_no_more_than_the_burst(idle: int, burst: float) -> N
     assert turns["late"] >= turns["busy"]
 
 
+def test_a_tenant_whose_task_still_runs_saves_nothing_up_either() -> None:
+    """It is remembered meanwhile, with the counter it had."""
+    counters = TokenCounters({})
+    for tenant in ("long", "busy", "busy"):
+        counters.arrived(tenant)
+    counters.charge("long", 1.0)
+    counters.left("long")
+    for _ in range(50):
+        counters.arrived("busy")
+        counters.charge("busy", 10.0)
+        counters.left("busy")
+    counters.arrived("long")
+    lifted, level = counters.counter("long"), counters.counter("busy")
+    assert lifted is not None
+    assert level is not None
+    assert lifted >= level - 10.0
+
+
 def test_work_that_was_thrown_away_is_not_paid_for() -> None:
     counters = TokenCounters({})
     for _ in range(2):

@@ -88,7 +88,7 @@ def test_who_is_next_and_who_is_most_urgent_can_be_seen() -> None:
 
 
 class Shared(RuleBasedStateMachine):
-    """Tenants, lanes, barred ones and what is put ahead, against plain lists: nothing is lost or started twice,
+    """Tenants, lanes, barred ones, what is put ahead, against plain lists: nothing is lost or started twice,
     a tenant's own work keeps its order, and what is ahead goes first."""
 
     def __init__(self) -> None:
