@@ -128,7 +128,7 @@ def chaos(
     """
     seeds = tuple(range(seed, seed + count))
     evidence = report.parent / report.stem
-    options = ChaosOptions(seeds, seconds, rate, time_scale, evidence=evidence)
+    options = ChaosOptions(seeds, seconds, rate=rate, time_scale=time_scale, evidence=evidence)
     reports = asyncio.run(run_chaos(options, console.print))
     for line in totals(reports):
         console.print(line)
