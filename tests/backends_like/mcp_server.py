@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,13 @@ async def wait(name: str, seconds: float) -> str:
 def crash() -> str:
     """Dies under the call."""
     os._exit(3)
+
+
+@server.tool()
+def leave() -> str:
+    """Answers, and dies when nobody calls."""
+    threading.Timer(0.3, os._exit, [3]).start()
+    return "soon"
 
 
 @server.tool(structured_output=False)

@@ -92,6 +92,15 @@ async def test_s3_what_is_no_answer_has_its_kind_and_words_of_tools(
     assert "<" not in fault.message
 
 
+async def test_an_answer_beyond_its_bound_is_not_read_to_its_end(
+    service: ToolServiceProcess, client: PoolClient
+) -> None:
+    said = {"body": "x" * 1024, "times": 64 * 1024, "type": "text/plain"}
+    fault = await fault_of(client, tool_call("http", service.tool_url, "add", said, attempt="endless"))
+    assert fault.kind is FailureKind.BAD_ANSWER
+    assert (await logged(service, "endless")).outcome == "disconnected"
+
+
 async def test_what_the_caller_can_mend_is_said_in_the_services_words_without_the_key(
     service: ToolServiceProcess, client: PoolClient
 ) -> None:

@@ -156,6 +156,13 @@ async def test_a_server_that_crashes_breaks_its_calls_and_comes_back(tmp_path: P
         assert piped.marks("started") == 2
 
 
+async def test_a_server_that_dies_while_nobody_calls_is_started_again(tmp_path: Path) -> None:
+    async with started(tmp_path) as piped:
+        assert await piped.result("leave") == {"result": "soon"}
+        await piped.marked("started", 2)
+        assert await piped.result("add", a=1, b=1) == {"result": 2}
+
+
 async def test_a_server_at_a_url_that_comes_back_is_called_again(tmp_path: Path) -> None:
     async with McpServerProcess(tmp_path, {"MCP_MARKS": str(tmp_path)}) as server:
         client = client_of(Pool("p", "m", backend="mcp", timeouts=LIMITS), {}, lambda: 0.0)

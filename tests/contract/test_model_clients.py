@@ -129,6 +129,26 @@ async def test_s3_every_failure_has_its_kind(
     assert "<" not in fault.message
 
 
+@pytest.mark.parametrize("running", ["anthropic"], indirect=True)
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"object": "of another API"}, FailureKind.BAD_ANSWER),
+        ({"type": "error", "error": {"type": "billing_error", "message": "pay"}}, FailureKind.KEY_REFUSED),
+        (
+            {"error": {"type": "invalid_request_error", "message": "Your credit balance is too low to ..."}},
+            FailureKind.KEY_REFUSED,
+        ),
+    ],
+)
+async def test_what_only_anthropic_says_is_our_fault_or_no_answer(
+    parts: ModelParts, body: dict[str, Any], kind: FailureKind
+) -> None:
+    fault = await fault_of(parts, parts.call({"status": 200, "error_body": body}))
+    assert fault.kind is kind
+    assert "balance" not in fault.message
+
+
 async def test_s2_an_error_within_the_stream_comes_behind_what_was_said(parts: ModelParts) -> None:
     heard: list[dict[str, Any]] = []
 
