@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,8 @@ def test_work_shrinks_with_age_and_never_below_none(
     said = beat(in_flight=in_flight, slots=slots, queue_seconds=queued_s)
     now, later = work_s(said, age_s, usual_s), work_s(said, age_s + 0.5, usual_s)
     assert 0 <= later <= now <= queued_s + in_flight * usual_s / 2
+    if later > 0:
+        assert now - later == pytest.approx(0.5 * min(in_flight, slots))
 
 
 def test_what_was_sent_since_the_beat_takes_its_slots_and_counts_as_work() -> None:

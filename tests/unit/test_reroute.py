@@ -207,6 +207,27 @@ def test_a_tail_stays_where_nobody_is_free_or_little_is_gained() -> None:
     assert reroute(task(), here("tail"), fleet(station("a", usual_s=20.0)), LAW, NOW_S) == Stay()
 
 
+def test_the_load_moves_a_task_once() -> None:
+    for hops, stays in ((0, False), (1, True)):
+        step = reroute(task(hops=hops), here("tail"), fleet(station("a")), LAW, NOW_S)
+        assert (step == Stay()) is stays
+
+
+def test_no_task_goes_where_it_could_not_start_in_time() -> None:
+    busy = fleet(station("b", free=0, work_s=200.0))
+    causes: tuple[Cause, ...] = ("drained", "no_backend")
+    for cause in causes:
+        assert reroute(task(), here(cause), busy, LAW, NOW_S) == Stay()
+        assert pool_of(reroute(task(deadline_s=NOW_S + 101), here(cause), busy, LAW, NOW_S)) == "b"
+
+
+def test_no_task_goes_to_a_pool_that_an_operator_stopped() -> None:
+    for mode in STOPPED:
+        stopped = fleet(station("b"), modes={"b": mode})
+        assert reroute(task(), here("tail"), stopped, LAW, NOW_S) == Stay()
+        assert reroute(task(), here("no_backend"), stopped, LAW, NOW_S) == Stay()
+
+
 def test_a_warm_prefix_is_worth_a_wait() -> None:
     warm = task(session_id="s")
     assert reroute(warm, here("tail", wait_s=1.5), fleet(station("a")), LAW, NOW_S) == Stay()
