@@ -37,6 +37,7 @@ _POOL = """
     slots: {slots}
     context_tokens: 8192
     timeouts: {{connect_s: 1.0, first_token_s: 3.0, idle_s: 2.0, total_s: 20.0}}
+    breaker: {{cooldown_s: 1.0, cooldown_most_s: 4.0}}  # how soon after a heal it lives is what is measured
 """
 
 

@@ -24,6 +24,7 @@ ENOUGH = 5
 SETTLED = 10  # tries before there is a usual time to compare with
 _LONG_RUN = 200
 _LEAST_EXCESS_S = 0.25
+_JUDGED_S = 0.5  # without news nothing changes but by age
 _LEAST_PIECES = 8  # of an answer whose speed says something
 
 
@@ -59,16 +60,18 @@ class _Measure:
 class Health:
     """Of one backend. Times are seconds on the caller's clock."""
 
-    __slots__ = ("_first", "_law", "_slow", "_token")
+    __slots__ = ("_first", "_judged_s", "_law", "_slow", "_token")
 
     def __init__(self, law: BreakerLaw) -> None:
         self._law = law
         self._first = _Measure()
         self._token = _Measure()
         self._slow = False
+        self._judged_s = float("-inf")
 
     def answered(self, now_s: float, first_token_s: float, decode_s: float, pieces: int) -> None:
         """A try said something: when first, and how long it went on, in chunks with content."""
+        self._judged_s = float("-inf")
         self._first.add(now_s, first_token_s)
         if pieces >= _LEAST_PIECES and decode_s > 0:
             self._token.add(now_s, decode_s / pieces)
@@ -76,13 +79,15 @@ class Health:
     def waited(self, now_s: float, seconds: float) -> None:
         """A try ended, for whatever reason, and nothing had come for so long. Short waits say nothing."""
         if self._is_long(seconds):
+            self._judged_s = float("-inf")
             self._first.add_recent(now_s, seconds)
 
     def state(self, now_s: float, breaker: State, *, reachable: bool, silent_s: float = 0.0) -> BackendHealth:
         """`silent_s`: how long tries have been waiting without a word from it, 0 where none waits."""
         if breaker != "closed" or not reachable:
             return "unavailable"
-        self._slow = self._is_slow(now_s)
+        if now_s - self._judged_s > _JUDGED_S:
+            self._slow, self._judged_s = self._is_slow(now_s), now_s
         return "slow" if self._slow or self._is_long(silent_s) else "healthy"
 
     def _is_slow(self, now_s: float) -> bool:

@@ -34,11 +34,6 @@ class Lease:
     def probes(self) -> bool:
         return self.passed.probe
 
-    @property
-    def left(self) -> float:
-        """Its work that is still to be done, in weighted tokens."""
-        return self.predicted.left(self.produced)
-
     def saw(self, pieces: int, now_s: float) -> None:
         """Chunks with content came: that is what a backend lives by."""
         self.produced += pieces
@@ -95,30 +90,35 @@ class BackendRecord:
     def candidate(self, now_s: float, usual: float) -> Candidate:
         """`usual`: the work of a usual try."""
         load = self.load(now_s)
-        work = self._work()
+        work, waits_since_s = self._work()
         if load is not None:
             work += foreign_work(load.running or 0.0, load.waiting or 0.0, len(self._leases), usual)
-        return Candidate(self.base_url, work, self._health(now_s))
+        return Candidate(self.base_url, work, self._health(now_s, waits_since_s))
 
     def state(self, now_s: float) -> BackendState:
         load = self.load(now_s)
+        work, waits_since_s = self._work()
         return BackendState.model_construct(
             base_url=self.base_url,
-            health=self._health(now_s),
+            health=self._health(now_s, waits_since_s),
             breaker=self.breaker.state,
             in_flight=len(self._leases),
-            tokens_in_flight=self._work(),
+            tokens_in_flight=work,
             waiting=None if load is None else load.waiting,
         )
 
-    def _work(self) -> float:
-        return sum(lease.left for lease in self._leases)
+    def _work(self) -> tuple[float, float | None]:
+        """What is left of its tries, and since when the oldest waits for its first token, if one does."""
+        work, since_s = 0.0, None
+        for lease in self._leases:
+            produced = lease.produced
+            work += lease.predicted.left(produced)
+            if not produced and (since_s is None or lease.began_s < since_s):
+                since_s = lease.began_s
+        return work, since_s
 
-    def _health(self, now_s: float) -> BackendHealth:
+    def _health(self, now_s: float, waits_since_s: float | None) -> BackendHealth:
+        """Silence is what passed since, without a word from it to any try."""
         there = self.is_there and self.pressure.until_s - now_s <= _REST_S
-        return self.health.state(now_s, self.breaker.state, reachable=there, silent_s=self._silent_s(now_s))
-
-    def _silent_s(self, now_s: float) -> float:
-        """How long tries have been waiting for their first token without a word from it to any try."""
-        waiting_s = min((lease.began_s for lease in self._leases if not lease.produced), default=None)
-        return 0.0 if waiting_s is None else now_s - max(waiting_s, self.heard_s)
+        silent_s = 0.0 if waits_since_s is None else now_s - max(waits_since_s, self.heard_s)
+        return self.health.state(now_s, self.breaker.state, reachable=there, silent_s=silent_s)
