@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from schemas.messages import AttemptFailed, AttemptStarted, TaskFailed, TaskPark
 from services.adapters.model_backends.openai import OpenAIBackend
 from services.core.fleet import Pool
 from services.core.reroute import RerouteLaw
-from services.ports import OutRecord
+from services.ports import BusError, OutRecord
 from tests.integration.test_worker_beats import beats
 from tests.integration.worker_rig import NAMES, POOL, WorkerRig, scripted, until
 
@@ -113,6 +114,22 @@ async def test_what_waits_in_a_drained_pool_moves_and_what_may_not_waits(two: Wo
     assert two.results(local) == []
     await order(two, "running")
     assert await pools_of(two, [local]) == {POOL.name: 1}
+
+
+async def test_a_move_that_is_not_acknowledged_is_made_again_and_the_task_runs_once(two: WorkerRig) -> None:
+    await two.work("a1")
+    await two.work("b1", pool=spare(two))
+    await order(two, "paused")
+    tasks = [await two.submit(model="auto") for _ in range(6)]
+    two.bus.refuse_sends(4)
+    two.bus.lose_acks(8)
+    while two.bus._lost_acks:  # heartbeats use them up too
+        with contextlib.suppress(BusError):
+            await order(two, "draining")
+        await asyncio.sleep(0.02)
+    assert await pools_of(two, tasks) == {"spare": 6}
+    await two.commits_reach(6)
+    assert all(len(runs(two, task_id)) == 1 for task_id in tasks)
 
 
 async def test_what_waits_in_a_paused_pool_stays(two: WorkerRig) -> None:
