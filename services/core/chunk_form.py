@@ -67,9 +67,20 @@ class ChunkForm:
         if not event.get("created"):
             event.pop("created", None)  # Azure's 0
         choices = event.get("choices")
-        if choices:
+        if choices and not self._is_plain(choices):
             event["choices"] = [choice for choice in dicts(choices, "choices") if self._says(choice)]
         return event
+
+    def _is_plain(self, choices: Any) -> bool:
+        """What nearly every chunk is: more text of a choice that has begun and goes on."""
+        if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
+            return False
+        choice = choices[0]
+        index, delta = choice.get("index"), choice.get("delta")
+        held = self._choices.get(index) if type(index) is int else None
+        begun = held is not None and held.spoken and not held.finished
+        more = type(delta) is dict and len(delta) == 1 and bool(delta.get("content"))
+        return begun and more and choice.get("finish_reason", "") is None
 
     def _says(self, choice: Any) -> bool:
         """Makes a choice normal; whether anything is left to be said of it."""

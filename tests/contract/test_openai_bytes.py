@@ -86,7 +86,7 @@ async def test_what_an_answer_is_shows_in_its_first_bytes(body: bytes, stream: b
     assert is_sse("text/event-stream", first) is (stream is not False)
 
 
-@pytest.mark.parametrize("choices", ["x", [1], {"a": 1}])
+@pytest.mark.parametrize("choices", ["x", [1], {"a": 1}, [{"index": []}], [{"index": "0"}]])
 def test_choices_that_are_none_are_refused(choices: Any) -> None:
     with pytest.raises(MalformedChunkError):
         ChunkForm("chat", "t", {}).normal({"choices": choices})

@@ -133,6 +133,9 @@ async def put_again(bench: Bench) -> None:
     await bench.bus.rebalance(bench.names.submissions_group)
 
 
+EMBED = {"model": "chat-fast", "input": "x"}
+
+
 @pytest.mark.parametrize(
     ("body", "fields", "headers", "kind", "code"),
     [
@@ -141,7 +144,8 @@ async def put_again(bench: Bench) -> None:
         (DEEPER_THAN_CAN_BE_WRITTEN, {}, {}, FailureKind.BAD_REQUEST, "invalid_body"),
         (ask(model="nobody"), {}, {}, FailureKind.NO_POOL, "model_not_found"),
         (ask(), {"required_capabilities": ("vision",)}, {}, FailureKind.NO_POOL, "no_pool"),
-        (ask(), {"kind": "embedding"}, {}, FailureKind.BAD_REQUEST, "invalid_value"),
+        (EMBED | {"input": ""}, {"kind": "embedding"}, {}, FailureKind.BAD_REQUEST, "invalid_value"),
+        (EMBED, {"kind": "embedding"}, {}, FailureKind.NO_POOL, "no_pool"),
         (ask(), {}, {"deadline": "soon"}, FailureKind.BAD_REQUEST, "invalid_value"),
         (ask(), {}, {"deadline": str(10**15 - 1)}, FailureKind.BAD_REQUEST, "invalid_value"),
         (ask(), {}, {"deadline": "1"}, FailureKind.DEADLINE, "deadline"),
