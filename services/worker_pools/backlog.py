@@ -83,6 +83,7 @@ class Backlog:
     ) -> None:
         """An evicted task waits before all else of its tenant."""
         held.phase = Phase.QUEUED
+        held.newer.clear()  # it stays: all of its records are done with it
         headers, priority = held.headers, held.priority
         partition = held.positions[0].place.partition if held.positions else -1
         deadline_s = headers.deadline_ms / 1000

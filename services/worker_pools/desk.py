@@ -14,7 +14,10 @@ from services.worker_pools.try_watch import Cause, Verdict
 
 
 class Desk:
-    """`done` completes a position in its lane's tracker. `closing`: what is queued now never starts."""
+    """`done` completes a position in its lane's tracker. `closing`: what is queued now never starts.
+
+    `again` takes a record that came before the task it continues was let go of.
+    """
 
     def __init__(self, backlog: Backlog, clock: Clock, done: Callable[[Position], None]) -> None:
         self.backlog = backlog
@@ -24,6 +27,7 @@ class Desk:
         self._held: dict[str, Held] = {}
         self._ended = RecentlyDone()
         self.closing = False
+        self.again: Callable[[Held, Position], object] = self.take
 
     def __len__(self) -> int:
         return len(self._held)
@@ -44,6 +48,8 @@ class Desk:
         if known is not None:
             if not known.at(*position.spot):
                 known.positions.append(position)  # both offsets are done together
+                if known.phase is Phase.SETTLING:
+                    known.newer[position.spot] = held
             return None
         if self._ended.ended(held.task_id, now_s) or self._ended.ended(_parked_key(held), now_s):
             self._done(position)
@@ -60,15 +66,25 @@ class Desk:
         return None
 
     def let_go(self, held: Held, *, ended: bool) -> None:
-        """Another record holds the task, or (`ended`) is its end, and is acknowledged."""
+        """Another record holds the task, or (`ended`) is its end, and is acknowledged.
+
+        The other record may have come here before its acknowledgement did, sent by this worker or swept by
+        the bookkeeper: it is not done with the old one, it is the task.
+        """
         if self._held.pop(held.task_id, None) is None:
             return
         self.backlog.released(held)
         now_s = self._clock.now_s()
         self._ended.add(held.task_id if ended else _parked_key(held), now_s)
-        for position in held.positions:
-            self._done(position)
+        positions, newer = tuple(held.positions), {} if ended else dict(held.newer)
         held.positions.clear()
+        held.newer.clear()
+        for position in positions:
+            successor = newer.get(position.spot)
+            if successor is None:
+                self._done(position)
+            else:
+                self.again(successor, position)
 
     def lent(self, held: Held) -> None:
         """A parked row names this worker as holder: the lane records are done, the task runs on."""

@@ -35,7 +35,8 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """`positions`: all offsets that are done when this task is let go.
+    """`positions`: all offsets that are done when this task is let go. `newer`: the records of those that
+    came while its end was being written: one of them may be what holds the task next.
 
     `attempt` is the current or the last try; `lent` says that its `parked` row names this worker as holder,
     so that it must be renewed; `lane_value` is the record's value, never re-encoded; `claimed_value` stands
@@ -52,6 +53,7 @@ class Held:
     redelivered: bool
     origin: tuple[int, int]  # partition and offset of the record that brought it
     positions: list[Position] = field(default_factory=list)
+    newer: dict[tuple[str, int, int], Held] = field(default_factory=dict)
     phase: Phase = Phase.QUEUED
     attempt: str | None = None
     watch: TryWatch | None = None

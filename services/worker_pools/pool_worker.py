@@ -53,7 +53,7 @@ class PoolWorker:
         crew = self._crew = assembled(identity, parts, knobs, metrics, self._done, self._cancel)
         self._backlog, self._desk, self._reports = crew.backlog, crew.desk, crew.reports
         self._endings, self._slots, self._control = crew.endings, crew.slots, crew.control
-        self._hand_over = crew.hand_over
+        self._hand_over, self._desk.again = crew.hand_over, self._take
         self._away = away(identity, crew, parts, knobs)
         names = identity.names
         self._lanes: dict[str, Lane] = {
@@ -207,6 +207,9 @@ class PoolWorker:
             self._odd.add(position.spot)
             self._slots.spawn(self._put_away(found, position))
             return
+        self._take(found, position)
+
+    def _take(self, found: Held, position: Position) -> None:
         reason = self._desk.take(found, position)
         if reason is not None:
             self._slots.spawn(self._endings.prune(found, reason))
