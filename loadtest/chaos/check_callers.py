@@ -71,8 +71,6 @@ def _error_breaches(told: Told, outcomes: Sequence[Outcome]) -> list[Breach]:
         return []
     if code == "stream_interrupted" and any(_is_another(outcome, told) for outcome in outcomes):
         return []  # another attempt than the one that was followed has decided
-    if code == "deadline" and all(outcome.at_s > told.ended_s - _SAME_MOMENT_S for outcome in outcomes):
-        return []  # its owner stops waiting at the deadline, with or without the log's word
     said = ", ".join(map(str, outcomes)) or "nothing"
     return [Breach("told another outcome", told.request_id, f"told {code} ({told.status}); the log: {said}")]
 

@@ -17,9 +17,17 @@ TOLD_OF_CLOSE = {
     "superseded": "internal",
     "poison": "poison",
 }
-# Errors that say nothing of the task's outcome: it may have been accepted or not, and runs or not.
+# Errors that say nothing of the task's outcome: it may have been accepted or not, and runs or not. An owner
+# stops waiting at the deadline, with or without the log's word.
 SAYS_NOTHING = frozenset(
-    {"queue_unavailable", "shutting_down", "starting", "database_unavailable", "store_unavailable"}
+    {
+        "queue_unavailable",
+        "shutting_down",
+        "starting",
+        "database_unavailable",
+        "store_unavailable",
+        "deadline",
+    }
 )
 
 

@@ -123,7 +123,7 @@ class Load:
             await chat(
                 client, self._targets.edges[told.edge], told, body, {**headers, "Idempotency-Key": told.key}
             )
-            if told.complete or self._stop.is_set():
+            if told.complete or self._stop.is_set() or number + 1 == KEY_TRIES:
                 return
             await asyncio.sleep(KEY_PAUSE_S)
             edge = edges[(edges.index(told.edge) + 1) % len(edges)]
