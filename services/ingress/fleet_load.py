@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from schemas.fleet_messages import WorkerBeat
 from services.core.fleet import Pool
@@ -21,8 +22,7 @@ from services.runtime.fleet_view import FleetView
 _SNAPSHOT_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     topic: str
     partition: int
 
@@ -68,10 +68,11 @@ class _PoolShot:
 
 @dataclass(frozen=True, slots=True)
 class _LaneShot:
-    owners: Mapping[int, Station]
+    """`queues`: by partition its owner's queue seconds per slot, what a task adds, own tasks there then."""
+
+    queues: Mapping[int, tuple[float, float, int]]
     ready: tuple[int, ...]
     avoid: frozenset[int]
-    own: Mapping[int, int]
 
 
 class FleetLoad:
@@ -100,19 +101,21 @@ class FleetLoad:
         self._refresh()
         counts, partitions = self._load.by_lane[topic], self._fleet.now.partitions
         if not self._stations:
-            return LaneView(partitions, own=lambda partition: counts[partition])
+            return LaneView(partitions, own=counts.__getitem__)
         shot = self._lanes.get(topic)
         if shot is None:
             shot = self._lanes[topic] = self._lane_shot(topic)
 
-        def queue_s(partition: int) -> float:
-            owner = shot.owners.get(partition)
-            if owner is None:
-                return 0.0
-            more = max(0, counts[partition] - shot.own.get(partition, 0))
-            return owner.queue_s + more * owner.usual_s / max(1, owner.slots)
+        queues = shot.queues
 
-        return LaneView(partitions, shot.ready, shot.avoid, queue_s, lambda partition: counts[partition])
+        def queue_s(partition: int) -> float:
+            if partition not in queues:
+                return 0.0
+            told_s, task_s, own = queues[partition]
+            more = counts[partition] - own
+            return told_s + more * task_s if more > 0 else told_s
+
+        return LaneView(partitions, shot.ready, shot.avoid, queue_s, counts.__getitem__)
 
     def _refresh(self) -> None:
         view = self._view
@@ -154,5 +157,9 @@ class FleetLoad:
             for member in self._view.table.members():
                 if self._view.table.is_dead(member.beat.worker, self._taken_s):
                     avoid.update(member.beat.owns.get(topic, ()))
-        ready = tuple(sorted(owners))
-        return _LaneShot(owners, ready, frozenset(avoid - owners.keys()), dict(self._load.by_lane[topic]))
+        counts = self._load.by_lane[topic]
+        queues = {
+            partition: (owner.queue_s, owner.usual_s / max(1, owner.slots), counts[partition])
+            for partition, owner in owners.items()
+        }
+        return _LaneShot(queues, tuple(sorted(owners)), frozenset(avoid - owners.keys()))
