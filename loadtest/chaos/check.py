@@ -45,7 +45,9 @@ def check(evidence: Evidence) -> Verdict:
         "tasks with later terminal records": sum(n > 1 for n in decided.terminals.values()),
         "tasks that were parked": len(parked_tasks(evidence)),
     }
-    outcomes = Counter(" ".join((one.state, one.reason)).strip() for one in decided.outcomes.values())
+    outcomes = Counter(
+        " ".join((one.state, one.reason)).strip() for one in decided.outcomes_of(decided.tasks)
+    )
     return Verdict(breaches, counts, outcomes, Counter(_heard(told) for told in evidence.told))
 
 

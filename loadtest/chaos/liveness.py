@@ -37,7 +37,9 @@ async def _first(load: Load, edge: str, model: str) -> float | None:
 
         probes: set[asyncio.Task[None]] = set()
         while not answered and time.monotonic() < deadline:
-            probes.add(asyncio.create_task(probe()))
-            await asyncio.wait(probes, timeout=_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            probes.add(newest := asyncio.create_task(probe()))
+            await asyncio.wait({newest}, timeout=_EVERY_S)
+            if not answered:
+                await asyncio.sleep(_EVERY_S)
         await asyncio.gather(*probes)
     return min(answered, default=None)
