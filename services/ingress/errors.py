@@ -13,6 +13,7 @@ from schemas.messages import Failure
 from services.core.field_checks import Refusal
 from services.ingress.call_record import RequestStatus
 
+SLOW_READER = "slow_reader"
 NEVER_REPEAT = {"x-should-retry": "false"}
 _RETRY_AFTER_S = 1
 _LONGEST_RETRY_AFTER_S = 3600  # a backend that asks for years means "not now"
@@ -104,6 +105,16 @@ def unavailable(message: str, code: str) -> ApiError:
 
 def deadline_passed() -> ApiError:
     return failed(Failure(kind=FailureKind.DEADLINE, message="The request was not answered by its deadline."))
+
+
+def slow_reader() -> ApiError:
+    return ApiError(
+        499,
+        "The stream was not read as fast as it came.",
+        error_type="slow_reader",
+        code=SLOW_READER,
+        counted="cancelled",
+    )
 
 
 def internal_error() -> ApiError:

@@ -6,12 +6,14 @@ uvicorn's own protocol keeps a head of any length, waits for its end for ever, a
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import uuid_utils
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from services.ingress.errors import ApiError
 
+ABORT_KEY = "chimera.abort"  # in a scope: ends its connection at once, with all that is buffered for it
 MOST_HEAD_BYTES = 64 * 1024  # and what came with them in one read
 _HEAD_S = 60.0  # as long as an idle connection is kept
 
@@ -42,6 +44,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        cast("dict[str, Any]", self.scope)[ABORT_KEY] = self.transport.abort
         self._head_bytes = 0
         self._in_head = True
         if self._head_due is None:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from services.core.fleet import Pool
 from services.ingress.call_record import CallRecord
+from services.ingress.errors import SLOW_READER
 
 OTHER = "other"
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
@@ -74,6 +75,7 @@ class IngressMetrics(Collector):
         self._queue = _Histogram(
             "llm_queue_wait_seconds", "From the lane record to the start of the try", ("model",)
         )
+        self._slow_readers = 0
         self._stages = _Histogram("llm_stage_seconds", "Where the time of a success went", ("stage",))
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -88,6 +90,7 @@ class IngressMetrics(Collector):
         """Books one call of a model that has ended; its status is known."""
         if record.task_type is None or record.status is None:
             return
+        self._slow_readers += record.reason == SLOW_READER
         model = record.model if record.model in self._models else OTHER
         self._requests[(model, record.task_type, record.status)] += 1
         self._duration.observe((model, record.task_type), record.elapsed_s())
@@ -129,6 +132,8 @@ class IngressMetrics(Collector):
             workers[(pool if pool in self._pools else OTHER, state)] += count
         name = "chimera_fleet_workers"
         yield _counts(name, "gauge", name, "Workers, as they beat", ("pool", "state"), workers)
+        name, text = "chimera_slow_readers", "Streams cut off because their client did not read them"
+        yield _counts(name, "counter", f"{name}_total", text, (), {(): self._slow_readers})
         for histogram in (self._duration, self._first_token, self._queue, self._stages):
             yield histogram.family()
 

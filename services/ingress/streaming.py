@@ -13,8 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from schemas.messages import AttemptFailed, AttemptStarted, Message, ReplyChunk, TaskSucceeded, Usage
 from services.core.stream_binding import NOTHING, Broken, Completed, Event, Step, StreamBinding
-from services.ingress.errors import ApiError, deadline_passed, failed
+from services.ingress.errors import ApiError, deadline_passed, failed, slow_reader
 from services.ingress.floor import Floor
+from services.ingress.http_protocol import ABORT_KEY
 from services.ingress.settings import IngressKnobs
 from services.ingress.sse_form import DONE, SSE_HEADERS, sse
 from services.ingress.waiting import Terminal, Waiting
@@ -23,6 +24,7 @@ from services.ports import BlobStore
 
 PING = b": ping\n\n"
 _STUCK_S = 2.0  # past the end of the wait, a write that still blocks is cut off
+_LAST_WORD_S = 5.0  # for a reader that was cut off to make room for the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +163,31 @@ class StreamedAnswer(Response):
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        record = self._waiting.call.record
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout_at(self._follower.gives_up_at + _STUCK_S) as guard:
                 self._waiting.listener.on_overflow = lambda: guard.reschedule(self._loop.time())
                 await self._stream(send)
         except TimeoutError:
-            record.reason = "slow_reader"
-            self._waiting.leave()
+            await self._cut_off(scope, send)
         finally:
             self._waiting.listener.on_overflow = None
             self._waiting.release()
+
+    async def _cut_off(self, scope: Scope, send: Send) -> None:
+        """The model stops now, and the client is told why if it makes room for that in time: a blocked write
+        left nothing in the socket, so the event stands between whole ones. Else what is buffered goes too."""
+        error = slow_reader()
+        record = self._waiting.call.record
+        self._waiting.leave()
+        record.reason = error.code
+        last = {"type": "http.response.body", "body": error.event(), "more_body": False}
+        try:
+            async with asyncio.timeout(_LAST_WORD_S):
+                await send(last)
+        except TimeoutError:
+            scope[ABORT_KEY]()
+            await send(last)  # returns once the connection is gone: nothing is written any more
 
     async def _stream(self, send: Send) -> None:
         headers = [(n, v) for n, v in self.raw_headers if n != b"content-length"]

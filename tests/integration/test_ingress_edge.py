@@ -170,6 +170,8 @@ async def test_the_metrics_have_exactly_these_names(tmp_path: Path) -> None:
         "llm_time_to_first_token_seconds": "histogram",
         "llm_queue_wait_seconds": "histogram",
         "llm_stage_seconds": "histogram",
+        "chimera_fleet_workers": "gauge",
+        "chimera_slow_readers_total": "counter",
     }
     assert "_created" not in text
     assert "made-up" not in text
