@@ -103,7 +103,7 @@ class Stage:
         at = ServiceAddresses(
             self.bootstrap_servers, self.options.broker, self.database_url, "127.0.0.1", self.port
         )
-        environment = {**self.options.environment, "CHIMERA_DRAIN_S": "5"}
+        environment = {"CHIMERA_DRAIN_S": "5", **self.options.environment}
         specs = service_processes(self.fleet, at, self.state, environment, free_port)
         wanted = [spec for spec in specs if only is None or spec.name in only]
         started = [Supervised(spec, self.state.logs, self._say) for spec in wanted]
