@@ -180,6 +180,7 @@ class StreamedAnswer(Response):
         error = slow_reader()
         record = self._waiting.call.record
         self._waiting.leave()
+        self._waiting.release()
         record.reason = error.code
         last = {"type": "http.response.body", "body": error.event(), "more_body": False}
         try:

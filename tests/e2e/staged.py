@@ -28,7 +28,7 @@ SCRIPTED_POOL = """
     base_url: {base_url}
     slots: {slots}
     features: [tools, json_object, json_schema, logprobs, completions]
-    context_tokens: 8192
+    context_tokens: {context_tokens}
     price: {{input_per_mtok: 1.0, output_per_mtok: 2.0}}
     timeouts: {{connect_s: 1.0, first_token_s: 6.0, idle_s: 2.0, total_s: 60.0, min_tokens_per_s: 3.0}}
     breaker: {{min_calls: 100000}}  # what is broken here on purpose is asked for by the task
@@ -115,12 +115,14 @@ async def scripted_fleet(
     broker: BrokerKind,
     *,
     slots: int = 32,
+    context_tokens: int = 8192,
     more_pools: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Scripted]:
     """Runs until the block ends; everything it started is stopped by pid. `environment`: of the services."""
     async with ModelServerProcess(model="breaking", chunks=6) as server:
-        pools = SCRIPTED_POOL.format(base_url=server.base_url, slots=slots) + more_pools
+        pool = SCRIPTED_POOL.format(base_url=server.base_url, slots=slots, context_tokens=context_tokens)
+        pools = pool + more_pools
         prefix = f"e{uuid.uuid4().hex[:8]}."
         fleet = f"version: 1\nprefix: {prefix}\npartitions: 4\npools:{pools}"
         async with Stage(StageOptions(workdir, fleet, broker, environment=environment or {})) as stage:

@@ -135,7 +135,8 @@ async def traced_fleet(workdir: Path, broker: BrokerKind) -> AsyncIterator[Trace
         collecting() as (collector, endpoint),
         ModelServerProcess(model="breaking", chunks=6) as server,
     ):
-        pool = SCRIPTED_POOL.format(base_url=server.base_url, slots=8) + "    api_key: env:UPSTREAM_PASS\n"
+        pool = SCRIPTED_POOL.format(base_url=server.base_url, slots=8, context_tokens=8192)
+        pool += "    api_key: env:UPSTREAM_PASS\n"
         text = f"version: 1\nprefix: traced.\npartitions: 4\npools:{pool}"
         environment = {
             "OTEL_TRACES_EXPORTER": "otlp",
