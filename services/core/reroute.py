@@ -30,10 +30,10 @@ _WARM_FACTOR = 4.0
 
 @dataclass(frozen=True, slots=True)
 class RerouteLaw:
-    """Seconds. A move for the load must gain move_gain_s and move_gain of a usual task; the prefix that a
-    session has warm here counts as three more of both. A task that nobody can do is parked for half its age,
-    between park_least_s and park_most_s. late_factor: predictions err, so only a least wait of that many
-    times what is left is certain to be too long.
+    """Seconds. A move from where the task will start must gain move_gain_s and move_gain of a usual task; the
+    prefix that a session has warm here counts as three more of both. A task that nobody can do is parked for
+    half its age, between park_least_s and park_most_s. late_factor: predictions err, so only a least wait of
+    that many times what is left is certain to be too long.
     """
 
     move_gain_s: float = 0.25
@@ -182,8 +182,7 @@ def _target(
         reachable = [station for station in reachable if station.pool != here.pool]
     else:
         reachable = [station for station in reachable if station.worker != here.worker]
-    if here.cause in _FOR_LOAD:
-        reachable = [station for station in reachable if _is_gain(task, here, station, law)]
+    reachable = [station for station in reachable if _is_gain(task, here, station, law)]
     if here.cause == "tail":
         mine = fleet.pool(here.pool)
         reachable = [s for s in reachable if mine is None or _as_good(task.need, allowed[s.pool], mine)]
@@ -196,7 +195,7 @@ def _target(
 
 
 def _is_gain(task: TaskFacts, here: Here, station: Station, law: RerouteLaw) -> bool:
-    """Late binding needs a free slot there; both, to be over sooner by more than errors of prediction."""
+    """To be over sooner by more than errors of prediction; late binding needs a free slot there too."""
     if here.cause == "tail" and station.free <= 0:
         return False
     margin_s = law.move_gain_s + law.move_gain * max(here.usual_s, station.usual_s)

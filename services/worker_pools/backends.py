@@ -160,6 +160,10 @@ class Backends:
         """From when one may be called: the past where one may now, inf where nobody knows."""
         return min(record.callable_from_s() for record in self._records.values())
 
+    def callable_in_s(self) -> float:
+        """Seconds until one may be called: 0 where one may now, inf where nobody knows."""
+        return max(0.0, self.callable_at_s() - self._steady_s())
+
     def blamed(self, failure: Failure | None) -> bool:
         """Whether the same task had better be tried elsewhere."""
         if failure is None:
@@ -217,7 +221,7 @@ class Backends:
     def _refresh(self) -> None:
         """The gate as the backends are now, and a timer for when that changes by itself."""
         self.close()
-        wait_s = self.callable_at_s() - self._steady_s()
+        wait_s = self.callable_in_s()
         if wait_s <= 0:
             self._gate.release("loading")
             self._gate.release("no_backend")

@@ -22,7 +22,6 @@ from services.worker_pools.moving import Moving
 from services.worker_pools.settings import WorkerKnobs
 
 log = structlog.get_logger(__name__)
-_ALL_AWAY: frozenset[Cause] = frozenset({"drained", "no_backend"})
 
 
 class Rerouting:
@@ -34,7 +33,7 @@ class Rerouting:
         self._worker, self._pool, self._moving = worker, pool, moving
         self._view, self._progress = crew.presence.view, crew.presence.progress
         self._desk, self._endings, self._slots = crew.desk, crew.endings, crew.slots
-        self._gate, self._budget = crew.gate, crew.budget
+        self._gate, self._budget, self._backends = crew.gate, crew.budget, crew.backends
         self._clock, self._knobs, self._law = clock, knobs, knobs.reroute
         self._ahead: Counter[tuple[str, str]] = Counter()
         self._begin = 0
@@ -65,14 +64,16 @@ class Rerouting:
         room = self._room(cause, queued, fleet)
         if room <= 0:
             return
-        wait_s = float("inf") if cause in _ALL_AWAY else self._wait_s()
+        wait_s = self._until_start_s(cause)
         for held in self._next(room):
             if self._apply(held, self._here(cause, wait_s), fleet):
                 fleet = self._moving.snapshot()
-                wait_s -= self._progress.service_s / max(1, self._budget.limit)
+                if cause == "tail":
+                    wait_s -= self._progress.service_s / max(1, self._budget.limit)
 
     def after_failure(self, held: Held) -> tuple[Move, Send] | None:
-        """Where a task that just failed here is tried next, if none of our backends may be called."""
+        """Where a task that just failed here is tried next, if none of our backends may be called, be it for
+        a moment: the next try here may well fail as this one did."""
         if self._cause() != "no_backend" or not held.positions or held.lent or self._desk.closing:
             return None
         facts = self._moving.facts(held)
@@ -150,6 +151,12 @@ class Rerouting:
             self._desk.let_go(held, ended=False)
 
     # how long it takes here
+
+    def _until_start_s(self, cause: Cause) -> float:
+        """Of the last task that waits; of any where none starts now: a short hold is no reason to leave."""
+        if cause == "drained":
+            return float("inf")
+        return self._backends.callable_in_s() if cause == "no_backend" else self._wait_s()
 
     def _wait_s(self) -> float:
         """Of a task behind all others, were it the last to start."""

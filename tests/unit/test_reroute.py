@@ -217,8 +217,9 @@ def test_no_task_goes_where_it_could_not_start_in_time() -> None:
     busy = fleet(station("b", free=0, work_s=200.0))
     causes: tuple[Cause, ...] = ("drained", "no_backend")
     for cause in causes:
-        assert reroute(task(), here(cause), busy, LAW, NOW_S) == Stay()
-        assert pool_of(reroute(task(deadline_s=NOW_S + 101), here(cause), busy, LAW, NOW_S)) == "b"
+        nothing_starts = here(cause, wait_s=float("inf"))
+        assert reroute(task(), nothing_starts, busy, LAW, NOW_S) == Stay()
+        assert pool_of(reroute(task(deadline_s=NOW_S + 101), nothing_starts, busy, LAW, NOW_S)) == "b"
 
 
 def test_no_task_goes_to_a_pool_that_an_operator_stopped() -> None:
@@ -268,6 +269,14 @@ def test_without_a_backend_another_worker_of_the_pool_will_do() -> None:
     assert pool_of(reroute(task(), here("no_backend"), fleet(station("a", "twin")), LAW, NOW_S)) == "a"
     stuck = fleet(station("a", "twin", standing="stuck"))
     assert reroute(task(), here("no_backend"), stuck, LAW, NOW_S) == Stay()
+
+
+def test_a_backend_that_holds_off_for_a_moment_is_waited_for() -> None:
+    free, busy = fleet(station("b")), fleet(station("b", free=0, work_s=8.0))
+    assert reroute(task(), here("no_backend", wait_s=0.25), free, LAW, NOW_S) == Stay()
+    assert reroute(task(), here("no_backend", wait_s=2.0), busy, LAW, NOW_S) == Stay()
+    for wait_s in (5.0, float("inf")):
+        assert pool_of(reroute(task(), here("no_backend", wait_s=wait_s), busy, LAW, NOW_S)) == "b"
 
 
 def test_a_sticky_session_moves_from_the_dead_to_its_own_partition_there() -> None:
