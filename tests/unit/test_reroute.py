@@ -1,172 +1,35 @@
-"""Where a task may go from where it waits, and where it never does."""
+"""Where a task may go from where it waits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from schemas.failures import FailureKind
-from schemas.fleet_messages import PoolMode
-from schemas.topics import TopicNames
-from services.core.fleet import Pool, Price
-from services.core.fleet_load import Station
 from services.core.placement import stable_partition
 from services.core.reroute import (
     MOST_HOPS,
     Cause,
     Fail,
-    FleetSnapshot,
-    Here,
     Move,
     Park,
-    RerouteLaw,
     Stay,
-    TaskFacts,
     able_pools,
     reroute,
 )
-from services.core.routing import Need, lacks
-
-NAMES = TopicNames("t.")
-LAW = RerouteLaw()
-PARTITIONS = 4
-NOW_S = 1_000.0
-A = Pool(name="a", model="m", fallbacks=("b",), quality=0.5, price=Price(output_per_mtok=1))
-B = Pool(name="b", model="other", features=frozenset({"tools"}), quality=0.4, price=Price(output_per_mtok=2))
-OUTSIDE = Pool(name="outside", model="m", external=True, context_tokens=100_000, quality=0.9)
-POOLS = (A, B, OUTSIDE)
-CAUSES: tuple[Cause, ...] = ("late", "tail", "drained", "no_backend", "orphaned")
-
-
-def task(**more: object) -> TaskFacts:
-    need = {
-        name: more.pop(name)
-        for name in ("model", "features", "data_policy", "objective", "input_tokens", "capabilities")
-        if name in more
-    }
-    wanted = Need(kind="chat", model=need.pop("model", "auto"), **need)  # type: ignore[arg-type] # by name
-    facts = TaskFacts("task", wanted, "a", "interactive", NOW_S + 60, NOW_S - 1)
-    return replace(facts, **more)  # type: ignore[arg-type] # by name
-
-
-def station(pool: str, worker: str = "", **more: object) -> Station:
-    name = worker or f"w-{pool}"
-    owns = {NAMES.lane(pool, priority): (1, 3) for priority in ("interactive", "standard", "batch")}
-    made = Station(name, pool, "ready", slots=2, free=2, work_s=0.0, usual_s=1.0, owns=owns)
-    return replace(made, **more)  # type: ignore[arg-type] # by name
-
-
-def fleet(*stations: Station, modes: Mapping[str, PoolMode] | None = None) -> FleetSnapshot:
-    return FleetSnapshot(NAMES, PARTITIONS, POOLS, stations, modes or {})
-
-
-def here(cause: Cause, **more: object) -> Here:
-    return replace(Here("a", "me", cause, wait_s=10.0), **more)  # type: ignore[arg-type] # by name
-
-
-def pool_of(step: object) -> str | None:
-    return step.pool if isinstance(step, Move) else None
-
-
-# what is never done, whatever the fleet looks like
-
-STATIONS = st.lists(
-    st.builds(
-        Station,
-        worker=st.sampled_from(["me", "w1", "w2", "w3"]),
-        pool=st.sampled_from(["a", "b", "outside"]),
-        standing=st.sampled_from(["ready", "stuck", "loading", "draining"]),
-        slots=st.integers(0, 4),
-        free=st.integers(0, 4),
-        work_s=st.floats(0, 500),
-        usual_s=st.floats(0.01, 50),
-        owns=st.sampled_from([{}, {NAMES.lane("b", "interactive"): (2,)}]),
-    ),
-    max_size=5,
+from tests.reroute_cases import (
+    LAW,
+    NOW_S,
+    PARTITIONS,
+    POOLS,
+    STOPPED,
+    fleet,
+    here,
+    pool_of,
+    station,
+    task,
 )
-TASKS = st.builds(
-    TaskFacts,
-    task_id=st.text(min_size=1, max_size=5),
-    need=st.builds(
-        Need,
-        kind=st.sampled_from(["chat", "completion", "embedding"]),
-        model=st.sampled_from(["auto", "a", "b", "m", "other", ""]),
-        objective=st.sampled_from(["cost", "quality", "balanced"]),
-        capabilities=st.sampled_from([(), ("coding",), ("a",)]),
-        features=st.sampled_from([frozenset(), frozenset({"tools"})]),
-        input_tokens=st.sampled_from([10, 5_000]),
-        data_policy=st.sampled_from(["any", "local"]),
-    ),
-    asked=st.sampled_from(["a", "b"]),
-    priority=st.sampled_from(["interactive", "batch"]),
-    deadline_s=st.floats(NOW_S - 1, NOW_S + 300),
-    arrived_s=st.floats(NOW_S - 300, NOW_S),
-    hops=st.integers(0, 3),
-    session_id=st.none() | st.just("s"),
-    affinity=st.sampled_from(["sticky", "soft", "off"]),
-)
-HERES = st.builds(
-    Here, st.just("a"), st.just("me"), st.sampled_from(CAUSES), st.floats(0, 1e3), st.floats(0.01, 20)
-)
-STOPPED: tuple[PoolMode, ...] = ("paused", "draining")
-MODES = st.dictionaries(st.sampled_from(["a", "b", "outside"]), st.sampled_from(STOPPED))
-
-
-@given(TASKS, HERES, STATIONS, MODES)
-def test_no_move_breaks_a_law(
-    facts: TaskFacts, at: Here, stations: list[Station], modes: dict[str, PoolMode]
-) -> None:
-    step = reroute(facts, at, fleet(*stations, modes=modes), LAW, NOW_S)
-    if not isinstance(step, Move):
-        return
-    pool = next(pool for pool in POOLS if pool.name == step.pool)
-    assert lacks(pool, facts.need, whole=pool.name != facts.asked) is None
-    assert not (pool.external and facts.need.data_policy == "local")
-    assert facts.hops < MOST_HOPS
-    assert facts.deadline_s > NOW_S
-    assert (step.pool, step.worker) != ("a", "me")
-    assert step.pool not in modes
-    assert step.lane == NAMES.lane(step.pool, facts.priority)
-    assert 0 <= step.partition < PARTITIONS
-    taken = [one for one in stations if one.worker == step.worker and one.pool == step.pool]
-    assert any(one.standing == "ready" and one.wait_s < facts.deadline_s - NOW_S for one in taken)
-    if facts.need.model in ("a", "b"):
-        assert step.pool in {"a": ("a", "b", "outside"), "b": ("b",)}[facts.need.model]
-    if at.cause in ("late", "tail"):
-        assert facts.hops == 0
-        assert not (facts.affinity == "sticky" and facts.session_id)
-
-
-@given(TASKS, HERES, STATIONS)
-def test_only_orphans_are_parked_and_what_is_due_is_later_than_now(
-    facts: TaskFacts, at: Here, stations: list[Station]
-) -> None:
-    step = reroute(facts, at, fleet(*stations), LAW, NOW_S)
-    if isinstance(step, Park):
-        assert at.cause == "orphaned"
-        assert NOW_S + LAW.park_least_s <= step.due_s <= NOW_S + LAW.park_most_s
-    if at.cause == "orphaned":
-        assert not isinstance(step, Stay)
-
-
-@given(TASKS, st.floats(0, 100), st.floats(0, 100), st.floats(0.01, 20), st.floats(0.01, 20))
-def test_a_tail_never_goes_to_and_fro(
-    facts: TaskFacts, here_s: float, there_s: float, usual_a: float, usual_b: float
-) -> None:
-    """Wherever the load moved it, and whatever it finds there, the load does not move it again."""
-    at = Here("a", "me", "tail", here_s, usual_a)
-    step = reroute(facts, at, fleet(station("b", usual_s=usual_b)), LAW, NOW_S)
-    if isinstance(step, Move):
-        moved = replace(facts, hops=facts.hops + 1)
-        back = Here("b", step.worker, "tail", there_s, usual_b)
-        assert reroute(moved, back, fleet(station("a", "me")), LAW, NOW_S) == Stay()
-
-
-# whom it may go to
 
 
 @pytest.mark.parametrize(
