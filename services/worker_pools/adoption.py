@@ -78,7 +78,8 @@ class Adoption:
             now_s - read_since_s,
             self._knobs.adopt_after_s,
         )
-        for pool in self._lanes.keys() - set(wanted):
+        broken = {pool for pool, running in self._running.items() if running.done()}
+        for pool in broken | self._lanes.keys() - set(wanted):
             await self._give_back(pool)
         for pool in wanted:
             if pool not in self._lanes and not self._left:
@@ -95,7 +96,8 @@ class Adoption:
         self._changed()
 
     async def _read(self, pool: str, lanes: list[AdoptedLane]) -> None:
-        """A lane that broke is a fault of ours, and no reason for this worker to end."""
+        """A lane that broke is a fault of ours, and no reason for this worker to end: the next look gives the
+        pool back, whose partitions nobody else could read, and adopts it anew."""
         try:
             async with asyncio.TaskGroup() as group:
                 for lane in lanes:

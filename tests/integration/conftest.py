@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from loadtest.model_server.process import ModelServerProcess
+from services.adapters.model_backends.openai import OpenAIBackend
 from tests.integration.bookkeeper_fleet import Fleet, fleet_on
-from tests.integration.worker_rig import WorkerRig, openai_rig
+from tests.integration.two_pools import QUICK, SPARE
+from tests.integration.worker_rig import POOL, WorkerRig, openai_rig
 
 
 @pytest.fixture
@@ -23,6 +26,21 @@ async def server() -> AsyncIterator[ModelServerProcess]:
 async def rig(server: ModelServerProcess, tmp_path: Path) -> AsyncIterator[WorkerRig]:
     async with openai_rig(server.root_url, tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+async def two(server: ModelServerProcess, tmp_path: Path) -> AsyncIterator[WorkerRig]:
+    """Pools `chat-fast` and `spare` in front of one model server; no worker yet."""
+    client = OpenAIBackend(slots=8)
+    urls = (server.root_url,)
+    rig = WorkerRig(
+        client, tmp_path, replace(POOL, base_urls=urls), (replace(SPARE, base_urls=urls),), **QUICK
+    )
+    try:
+        yield rig
+    finally:
+        await rig.close()
+        await client.aclose()
 
 
 @pytest.fixture
