@@ -74,9 +74,12 @@ class FleetTable:
         self._last_ready_s = {pool: at_s + seconds for pool, at_s in self._last_ready_s.items()}
 
     def resumed(self, now_s: float, grace_s: float) -> None:
-        """Reading goes on: who lived has `grace_s` more to be heard, for it may have to connect again."""
+        """Reading goes on: who lived has `grace_s` more to be heard, for it may have to connect again.
+
+        The graces of several pauses do not add up: a dead worker would live for as long as they did.
+        """
         self._members = {
-            name: Member(member.beat, max(member.heard_s, now_s) + grace_s)
+            name: Member(member.beat, max(member.heard_s, now_s + grace_s))
             if now_s - member.heard_s < self._dead_after_s
             else member
             for name, member in self._members.items()

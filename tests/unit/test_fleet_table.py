@@ -129,6 +129,18 @@ def test_nobody_dies_while_nothing_can_be_read(silent_s: float, away_s: float) -
     assert fleet.is_dead("a", now_s + DEAD_AFTER_S + 3.1)
 
 
+@given(st.lists(st.tuples(st.floats(0.0, 0.9), st.floats(1.1, 30.0)), min_size=1, max_size=20))
+def test_pauses_that_follow_each_other_add_up_to_one_grace(pauses: list[tuple[float, float]]) -> None:
+    fleet, now_s = table(), 0.0
+    fleet.apply("worker/a", beat("a"), now_s)
+    for read_s, away_s in pauses:
+        now_s += read_s + away_s
+        fleet.paused(away_s)
+        fleet.resumed(now_s, 3.0)
+        assert not fleet.is_dead("a", now_s)
+    assert fleet.is_dead("a", now_s + DEAD_AFTER_S + 3.001)
+
+
 def test_a_resumed_reader_brings_nobody_back_from_the_dead() -> None:
     fleet = table()
     fleet.apply("worker/a", beat("a"), 0.0)
