@@ -1,9 +1,10 @@
 """Which chunks of a task reach its streaming client, and how its stream ends. Never two attempts spliced.
 
 Law (LIFECYCLE, "A stream"): bound to the attempt of its first delivered content, repaired only from that
-attempt's terminal record, ended as interrupted when another attempt starts or decides after content, or its
-worker is dead. Before content another attempt takes over unseen: frames without content are held until there
-is some.
+attempt's terminal record, ended as interrupted when another attempt decides after content. When another one
+starts after content, or its worker is dead, the log is asked: a close is written, and whichever terminal
+record is first there ends the stream. Before content another attempt takes over unseen: frames without
+content are held until there is some.
 
 Chunks and records come from two topics, so a record of an attempt may be read after a later attempt's
 content; only what stands behind the bound attempt's own start in `results` speaks against it.
@@ -44,11 +45,13 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to deliver now. `missing`: the outcome is known, chunks are not: wait for them, then `repair`."""
+    """What to deliver now. `missing`: the outcome is known, chunks are not: wait for them, then `repair`.
+    `doubt`: nobody may end the bound attempt any more, so the owner writes TaskClosed and the log decides."""
 
     events: list[Event] = field(default_factory=list)
     end: Completed | Broken | None = None
     missing: bool = False
+    doubt: bool = False
 
 
 NOTHING = Step()
@@ -84,6 +87,7 @@ class StreamBinding:
     __slots__ = (
         "_bound",
         "_delivered",
+        "_doubted",
         "_ended",
         "_outcome",
         "_over",
@@ -100,6 +104,7 @@ class StreamBinding:
         self._over: set[str] = set()
         self._bound: str | None = None
         self._delivered = False
+        self._doubted = False
         self._outcome: TaskSucceeded | TaskFailed | None = None
         self._sent = Sent()
         self._ended = False
@@ -144,10 +149,10 @@ class StreamBinding:
         return NOTHING
 
     def worker_died(self) -> Step:
-        """The worker of the bound attempt is dead. What an outcome has decided, it changes no more."""
+        """The worker of the bound attempt is dead, or seems so: what it wrote before may not be read yet."""
         if self._ended or self._outcome is not None or self._bound is None:
             return NOTHING
-        return self._break(Broken(INTERRUPTED, close=True))
+        return self._doubt()
 
     def outcome(self, record: Terminal) -> Step:
         """The first terminal record; later ones change nothing."""
@@ -194,9 +199,12 @@ class StreamBinding:
     def _follow_starts(self) -> Step:
         if self._ended or self._outcome is not None or self._bound not in self._started:
             return self._rebind()
-        if self._started[-1] != self._bound:
-            return self._break(Broken(INTERRUPTED, close=True))
-        return NOTHING
+        return self._doubt() if self._started[-1] != self._bound else NOTHING
+
+    def _doubt(self) -> Step:
+        """Said once."""
+        said, self._doubted = self._doubted, True
+        return NOTHING if said else Step(doubt=True)
 
     def _rebind(self) -> Step:
         """The newest attempt may have content that came before its start was read."""

@@ -66,7 +66,7 @@ class Follower:
             self._follow_worker()
             if listener.lost_worker and step.end is None:
                 listener.lost_worker = False
-                step = Step(step.events, self.binding.worker_died().end)
+                self._ask(self.binding.worker_died())
             if step.events or step.end is not None:
                 return step
             now = self._loop.time()
@@ -93,6 +93,7 @@ class Follower:
         for message in self._waiting.listener.take():
             step = self._one(message)
             events += step.events
+            self._ask(step)
             if step.missing and self._repair_at is None:
                 chunks = self._outcome.chunks if isinstance(self._outcome, TaskSucceeded) else 1
                 self._repair_at = self._loop.time() + (self._knobs.repair_s if chunks else 0)
@@ -112,6 +113,11 @@ class Follower:
             self._outcome = self._outcome or message
             return self.binding.outcome(message)
         return NOTHING
+
+    def _ask(self, step: Step) -> None:
+        """The log decides between what the attempt may have written and our close, and so ends the stream."""
+        if step.doubt:
+            self._waiting.interrupt()
 
     def _follow_worker(self) -> None:
         """From the first content on its worker's death ends the stream; before, another try takes over."""

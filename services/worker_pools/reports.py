@@ -55,6 +55,7 @@ class Reports:
         self._clock = clock
         self._knobs = knobs
         self._background: set[asyncio.Task[None]] = set()
+        self._unheard: dict[str, float] = {}  # attempts being announced, since when; the oldest first
         self.worker = worker
         self.unsent = 0
 
@@ -89,6 +90,19 @@ class Reports:
             log.warning("record not acknowledged", topic=record.topic, fault=str(fault))
             return False
         return True
+
+    async def announced(self, held: Held, run: Try, *, redelivered: bool) -> None:
+        """Returns once the log has heard that the try runs."""
+        self._unheard[run.attempt] = asyncio.get_running_loop().time()
+        try:
+            await self.deliver(self.started(held, run, redelivered=redelivered))
+        finally:
+            del self._unheard[run.attempt]
+
+    def unheard_s(self) -> float:
+        """For how long the oldest announcement under way has waited for the log; 0 where none is."""
+        since_s = next(iter(self._unheard.values()), None)
+        return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs beside the caller: for records that nothing waits for."""

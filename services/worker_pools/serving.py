@@ -66,6 +66,8 @@ class Serving:
         watch = held.watch = TryWatch(lambda: (deadline_s, FailureKind.DEADLINE))
         try:
             ready = await self._starts.prepare(held)
+            if isinstance(ready, Ready):
+                await self._tries.seated(held, ready.task)
         except asyncio.CancelledError:
             return self._stopped_unstarted(held, watch.caught())
         except Exception:
@@ -99,10 +101,8 @@ class Serving:
         task = ready.task
         held.shares_call = task.kind == "embedding"
         run = self._starts.mint(held)
-        announced = held.redelivered
         try:
-            if held.redelivered:
-                await self._starts.announce_redelivered(held, run)
+            announced = await self._starts.announce_first(held, run)
         except asyncio.CancelledError:
             end = self._stopped_announced(run, watch.caught())
             return self._endings.settle(held, task.kind, task.keep_answer, end)
@@ -111,9 +111,7 @@ class Serving:
             nonlocal announced
             if not announced:
                 announced = True
-                self._reports.later(
-                    self._reports.deliver(self._reports.started(held, run, redelivered=False))
-                )
+                self._reports.later(self._reports.announced(held, run, redelivered=False))
 
         with self._spans.begun(held, task, run) as span:
             end = await self._tries.run(held, ready, run, watch, announce, span.headers, lease)

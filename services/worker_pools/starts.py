@@ -22,6 +22,7 @@ from services.worker_pools.reports import Reports
 
 log = structlog.get_logger(__name__)
 _FETCH_AGAIN_S = 0.5
+_SLOW_LOG_S = 0.05  # what the ledger promises: older tries have their row
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,17 @@ class Starts:
         held.attempt = run.attempt
         return run
 
-    async def announce_redelivered(self, held: Held, run: Try) -> None:
-        """Earlier attempts are lost once this is acknowledged, so it must be before the try starts."""
-        await self._reports.deliver(self._reports.started(held, run, redelivered=True))
+    async def announce_first(self, held: Held, run: Try) -> bool:
+        """Whether the try had to be announced before it starts, and was.
+
+        With a redelivered one earlier attempts are lost; and while the log is slow to hear, a try that starts
+        first would die unheard.
+        """
+        if not held.redelivered and self._reports.unheard_s() < _SLOW_LOG_S:
+            return False
+        await self._reports.announced(held, run, redelivered=held.redelivered)
         held.redelivered = False  # this worker's own later tries are no redeliveries
+        return True
 
     async def _body(self, task: RunTask) -> dict[str, Any] | Refused:
         body = task.body.inline

@@ -12,6 +12,9 @@ from typing import Literal
 
 from schemas.failures import FailureKind
 
+_FROZEN_S = 0.25  # a timer that fires so late was not held up by work
+_GRACE_S = 0.25
+
 Cause = Literal["guard", "cancel", "superseded", "evict", "drain"]
 Due = Callable[[], tuple[float, FailureKind]]
 
@@ -33,7 +36,7 @@ class TryWatch:
     have moved forward. `content`: the backend said something that a client may have.
     """
 
-    __slots__ = ("_due", "_finished", "_loop", "_task", "_timer", "content", "verdict")
+    __slots__ = ("_due", "_finished", "_loop", "_spared", "_task", "_timer", "content", "verdict")
 
     def __init__(self, due: Due) -> None:
         task = asyncio.current_task()
@@ -45,6 +48,7 @@ class TryWatch:
         self._finished = False
         self.verdict: Verdict | None = None
         self.content = False
+        self._spared = False  # once, after this process stood still
         self._timer = self._loop.call_at(due()[0], self._fire)
 
     @property
@@ -83,7 +87,12 @@ class TryWatch:
 
     def _fire(self) -> None:
         due_s, kind = self._due()
-        if self._loop.time() >= due_s:
-            self.stop(Verdict("guard", kind))
-        else:
+        late_s = self._loop.time() - due_s
+        if late_s < 0:
             self._timer = self._loop.call_at(due_s, self._fire)
+        elif late_s > _FROZEN_S and kind is not FailureKind.DEADLINE and not self._spared:
+            # This process stood still: what the backend said meanwhile is in the socket, and is read first.
+            self._spared = True
+            self._timer = self._loop.call_later(_GRACE_S, self._fire)
+        else:
+            self.stop(Verdict("guard", kind))

@@ -151,9 +151,9 @@ def test_a_start_that_is_read_late_does_not_interrupt_a_later_attempt() -> None:
         client.take(client.binding.chunk(chunk))
     client.take(client.binding.started("a"))
     client.take(client.binding.started("b"))
-    assert client.ends == []
-    client.take(client.binding.started("c"))
-    assert [(type(end), end.close) for end in client.ends if isinstance(end, Broken)] == [(Broken, True)]
+    assert not client.binding.started("b").doubt
+    assert client.binding.started("c").doubt
+    assert not client.binding.started("d").doubt, "the log is asked once"
 
 
 def test_content_of_a_superseded_attempt_is_not_followed() -> None:
@@ -200,19 +200,36 @@ def test_a_close_ends_the_stream_and_needs_no_other() -> None:
     assert not client.ends[0].close
 
 
-def test_the_death_of_its_worker_ends_what_has_content_and_no_outcome() -> None:
+def test_the_death_of_its_worker_asks_the_log_about_what_has_content_and_no_outcome() -> None:
     waits, follows, decided = Client(), Client(), Client()
     waits.take(waits.binding.chunk(chunks_of("a")[0]))  # a role is no content
-    waits.take(waits.binding.worker_died())
-    assert waits.ends == [], "another attempt takes over"
+    assert not waits.binding.worker_died().doubt, "another attempt takes over"
     for client in (follows, decided):
         for chunk in chunks_of("a")[:2]:
             client.take(client.binding.chunk(chunk))
     decided.take(decided.binding.outcome(success("a")))
-    decided.take(decided.binding.worker_died())
-    assert decided.ends == [], "its missing chunks are repaired from the outcome"
-    follows.take(follows.binding.worker_died())
-    assert follows.ends == [Broken(INTERRUPTED, close=True)]
+    assert not decided.binding.worker_died().doubt, "its missing chunks are repaired from the outcome"
+    assert follows.binding.worker_died().doubt
+
+
+@given(st.sampled_from(["worker died", "another starts"]), st.booleans())
+def test_in_doubt_the_first_terminal_record_ends_the_stream(cause: str, whole: bool) -> None:
+    """What the attempt wrote before it was given up may stand before the close, or behind it."""
+    client = Client()
+    client.take(client.binding.started("a"))
+    for chunk in chunks_of("a")[:2]:
+        client.take(client.binding.chunk(chunk))
+    assert (client.binding.worker_died() if cause == "worker died" else client.binding.started("b")).doubt
+    closed = TaskClosed(task_id="t", reason="interrupted", by="x", ended_ms=1)
+    for record in (success("a"), closed) if whole else (closed, success("a")):
+        client.take(client.binding.outcome(record))
+    if whole:
+        client.take(client.binding.repair(answer("a")))
+        assert client.text == "Alpha and more"
+        assert isinstance(client.ends[0], Completed)
+    else:
+        assert client.ends == [Broken(INTERRUPTED)]
+        assert client.text == "Al"
 
 
 DELTAS = st.lists(
