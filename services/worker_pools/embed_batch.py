@@ -87,26 +87,27 @@ class EmbedBatches:
         """The client for one try of this task, whose JSON is `body`."""
         return _Rider(self, held, body)
 
+    async def seated(self, held: Held) -> None:
+        """Returns when the task has a slot: for one that began without, and joins nothing."""
+        if self.seats is not None:
+            await self.seats.seated(held)
+
     async def answer(self, held: Held, body: Mapping[str, Any], call: ModelCall) -> Answer:
         """Raises BackendFault, MalformedChunkError."""
         inputs = inputs_of(body.get("input"))
         if inputs is None:  # not by our edge; the backend says what is wrong with it
-            await self._seated(held)
+            await self.seated(held)
             return await self._calls.asked(call)
         member = Member(held, call, body, inputs, asyncio.get_running_loop().create_future())
         batching = self._pool.batching
         if batching.max_wait_s <= 0 or len(inputs.items) >= batching.max_items:
-            await self._seated(held)
+            await self.seated(held)
             return await self._calls.alone(member)
         shared = self._join(member) or await self._begin(member)
         try:
             return await member.answer
         finally:
             self._leave(shared, member)
-
-    async def _seated(self, held: Held) -> None:
-        if self.seats is not None:
-            await self.seats.seated(held)
 
     def _join(self, member: Member) -> _Shared | None:
         """Into the open call of its kind; None where there is none with room for it."""
@@ -123,7 +124,7 @@ class EmbedBatches:
 
     async def _begin(self, member: Member) -> _Shared:
         """A new call, which goes out after the wait."""
-        await self._seated(member.held)
+        await self.seated(member.held)
         shared = self._join(member)  # while it waited for a slot, another may have begun one
         if shared is not None:
             return shared

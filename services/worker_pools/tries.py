@@ -80,6 +80,12 @@ class Tries:
         self._clock = clock
         self._knobs = knobs
 
+    async def seated(self, held: Held, task: RunTask) -> None:
+        """Returns when the task may be tried: one that began without a slot to join a call, and is of a kind
+        that cannot, waits for one."""
+        if held.rides and task.kind != "embedding":
+            await self.batches.seated(held)
+
     async def run(
         self,
         held: Held,

@@ -185,6 +185,20 @@ async def test_who_can_join_nothing_waits_for_a_slot(server: ModelServerProcess,
     assert all((before.ended_s or 0.0) <= after.started_s for before, after in pairwise(made))
 
 
+async def test_who_is_of_a_kind_that_cannot_join_waits_for_a_slot(
+    server: ModelServerProcess, tmp_path: Path
+) -> None:
+    async with working(server, tmp_path, capabilities=ONLY.capabilities, slots=1) as rig:
+        shared = await embed(rig, "shared", x_script={"delay_s": 0.5})
+        await rig.started(shared)
+        other = await rig.submit(chat())
+        await succeeded(rig, shared)
+        await succeeded(rig, other)
+    first, second = sorted(server.log(), key=lambda record: record.started_s)
+    assert first.path.endswith("/embeddings")
+    assert (first.ended_s or 0.0) <= second.started_s
+
+
 async def test_a_deadline_ends_its_own_task_alone(rig: WorkerRig) -> None:
     script = {"delay_s": 1.5}
     early = await embed(rig, "early", x_script=script, deadline_s=0.8)
