@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtest.model_server.process import ModelServerProcess
-from schemas.messages import AttemptStarted, TaskSucceeded
+from schemas.messages import AttemptFailed, AttemptStarted, TaskSucceeded
 from services.core.fleet import Timeouts
 from tests.integration.worker_rig import POOL, chat, openai_rig, scripted, until
 
@@ -47,3 +47,4 @@ async def test_what_came_while_the_worker_stood_still_is_read_before_the_backend
         await asyncio.sleep(0.4)  # some content has come
         time.sleep(3 * IDLE_S)  # noqa: ASYNC251 - the whole process stands still, as under SIGSTOP
         assert isinstance(await rig.end(task_id), TaskSucceeded)
+        assert not rig.of(AttemptFailed, task_id)
