@@ -13,6 +13,7 @@ from services.runtime.settings import ServiceSettings
 
 _LEAST_LOOK_S = 0.05
 _LEAST_ADOPT_S = 2.0  # ten beats at the least scale: a worker that is busy starting must be heard
+_LEAST_HOLD_S = 3.0  # three renewals: one must get through though the machine or the broker is busy
 _LEAST_BEAT_S = 0.2  # however small the scale: what others wait for a beat is not scaled
 
 
@@ -67,8 +68,8 @@ class WorkerKnobs:
             chunk_flush_s=self.chunk_flush_s * factor,
             commit_every_s=self.commit_every_s * factor,
             send_again_s=self.send_again_s * factor,
-            hold_s=self.hold_s * factor,
-            renew_s=self.renew_s * factor,
+            hold_s=max(_LEAST_HOLD_S, self.hold_s * factor),
+            renew_s=max(_LEAST_HOLD_S / 3, self.renew_s * factor),
             tick_s=self.tick_s * factor,
             look_s=max(_LEAST_LOOK_S, self.look_s * factor),
             beat_s=max(_LEAST_BEAT_S, self.beat_s * factor),

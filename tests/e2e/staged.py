@@ -116,6 +116,7 @@ async def scripted_fleet(
     *,
     slots: int = 32,
     context_tokens: int = 8192,
+    nodes: int = 1,
     more_pools: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Scripted]:
@@ -125,5 +126,6 @@ async def scripted_fleet(
         pools = pool + more_pools
         prefix = f"e{uuid.uuid4().hex[:8]}."
         fleet = f"version: 1\nprefix: {prefix}\npartitions: 4\npools:{pools}"
-        async with Stage(StageOptions(workdir, fleet, broker, environment=environment or {})) as stage:
+        options = StageOptions(workdir, fleet, broker, environment=environment or {}, nodes=nodes)
+        async with Stage(options) as stage:
             yield Scripted(stage, server)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB = 1024 * 1024
 PIECE_BYTES, PIECES, CHOICES = 4096, 1_000, 8
 ANSWER_BYTES = PIECE_BYTES * PIECES * CHOICES  # more than sockets and the bound of a stream hold together
-GROWTH_BYTES = 3 * ANSWER_BYTES
+GROWTH_BYTES = 24 * MIB  # measured: 10, and 42 without the bound
 TOO_LARGE = 9 * MIB
 WORDS = 300_000  # 1.7 MB
 
