@@ -16,7 +16,8 @@ from schemas.messages import Id, Millis
 WorkerState = Literal["loading", "ready", "draining"]
 BackendHealth = Literal["healthy", "slow", "unavailable"]
 PoolMode = Literal["running", "paused", "draining"]
-Share = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Owned = Annotated[tuple[int, ...], Field(max_length=256)]  # partitions: no lane has more
 
 
 class FleetMessage(BaseModel):
@@ -63,7 +64,7 @@ class WorkerBeat(FleetMessage):
     queue_seconds: Share = 0.0
     service_seconds: Share = 0.0  # of a usual task, as seen lately; 0: none seen
     quiet_s: Share = 0.0
-    owns: Mapping[str, tuple[int, ...]] = {}
+    owns: Mapping[str, Owned] = {}
     adopted: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
     backends: tuple[BackendState, ...] = ()

@@ -51,6 +51,8 @@ class Load:
         """Own tasks in flight that were sent to a worker's partitions after a time."""
         count = 0
         for topic, partitions in beat.owns.items():
+            if topic not in self.by_lane:
+                continue  # nothing was ever sent there
             for partition in partitions:
                 for sent_s in reversed(self._sent_s.get(Lane(topic, partition), ())):
                     if sent_s <= since_s:

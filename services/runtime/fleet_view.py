@@ -111,6 +111,11 @@ class FleetView:
             if isinstance(decoded, Unknown):
                 return
             message = decoded
-        self.table.apply(key.decode("utf-8", "replace"), message, heard_s)
+        name = key.decode("utf-8", "replace")
+        if message is not None and message.key != name:  # who it tells of could not be seen dead
+            fault = f"key: expected {message.key[:64]!r}"
+            log.warning("record on fleet not read", offset=record.offset, fault=fault)
+            return
+        self.table.apply(name, message, heard_s)
         for listener in self.listeners:
             listener(record, message)

@@ -7,9 +7,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import orjson
 import pytest
 
-from schemas.codec import encode, message_headers
+from schemas.codec import SchemaError, decode_fleet, encode, message_headers
 from schemas.fleet_messages import PoolOrder, WorkerBeat
 from services.adapters.wall_clock import WallClock
 from services.core.fleet import DEFAULT_WEIGHTS, Pool
@@ -198,3 +199,35 @@ async def test_dead_workers_are_seen_dead_after_outages_too(times: int) -> None:
             await asyncio.sleep(0.3)
         await until(lambda: view.table.is_dead("dies", view.now_s()))
     await bus.stop()
+
+
+async def test_a_record_under_the_key_of_another_says_nothing() -> None:
+    """A beat whose worker is not its key's could neither die nor leave: who works there was asked by another
+    name."""
+    bus = FakeParts("t.")
+    topic = await bus.topic(1)
+    publisher = await bus.publisher()
+    view = view_of(bus, topic)
+    ghost = WorkerBeat(sent_ms=1, worker="ghost", pool="p", state="ready", slots=9, in_flight=0)
+    order = PoolOrder(sent_ms=1, pool="other", mode="paused")
+    async with running(view):
+        for key, message in ((b"worker/x", ghost), (b"pool/p", order), (b"worker/p", order)):
+            record = OutRecord(topic, key, encode(message), message_headers(message), 0)
+            await publisher.send(record, timeout_s=PATIENCE_S)
+        beats, _ = beats_of("good", publisher, topic)
+        async with running(beats):
+            await until(lambda: view.table.member("good"))
+        assert [member.beat.worker for member in view.table.members()] == ["good"]
+        assert view.table.mode("p") == "running"
+    await bus.stop()
+
+
+def test_a_beat_owns_no_more_partitions_than_a_lane_has() -> None:
+    said = {"sent_ms": 1, "worker": "w", "pool": "p", "state": "ready", "slots": 1, "in_flight": 0}
+    headers = {"type": "WorkerBeat", "v": "1"}
+    most = decode_fleet(headers, orjson.dumps({**said, "owns": {"t": list(range(256))}}))
+    assert isinstance(most, WorkerBeat)
+    assert len(most.owns["t"]) == 256
+    for lie in ({"owns": {"t": list(range(140_000))}}, {"queue_seconds": "inf"}, {"service_seconds": "inf"}):
+        with pytest.raises(SchemaError, match=next(iter(lie))):
+            decode_fleet(headers, orjson.dumps({**said, **lie}))
