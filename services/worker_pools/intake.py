@@ -7,6 +7,7 @@ from typing import Literal
 
 from schemas.codec import MAJOR, MESSAGE_TYPES
 from schemas.headers import SWEPT, HeaderError, TaskHeaders, to_text
+from schemas.topics import DURABLE_RETENTION_MS, LONGEST_DEADLINE_MS
 from services.ports import InRecord
 from services.worker_pools.held import Held
 
@@ -54,6 +55,7 @@ def read_record(
             raise HeaderError("header type: missing, expected RunTask")
         headers = TaskHeaders.from_text(text)
         _check(headers, partitions)
+        _check_deadline(headers, record)
     except HeaderError as fault:
         return _odd("dead", record, text, task_id, str(fault), partitions)
     if task_id is None:
@@ -89,6 +91,13 @@ def _check(headers: TaskHeaders, partitions: int) -> None:
     # They are written into every record about the task.
     if len(headers.request_id) > _LONGEST_TEXT or len(headers.traceparent or "") > _LONGEST_TEXT:
         raise HeaderError(f"headers request_id, traceparent: at most {_LONGEST_TEXT} characters")
+
+
+def _check_deadline(headers: TaskHeaders, record: InRecord) -> None:
+    """A deadline in microseconds would hold its offset for ever, and outlive its cancel and its record."""
+    if record.timestamp_ms > 0 and headers.deadline_ms > record.timestamp_ms + DURABLE_RETENTION_MS:
+        most = f"at most {LONGEST_DEADLINE_MS} ms after it was written"
+        raise HeaderError(f"header deadline: {headers.deadline_ms}, expected epoch milliseconds, {most}")
 
 
 def _odd(
