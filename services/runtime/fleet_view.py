@@ -113,8 +113,8 @@ class FleetView:
             message = decoded
         name = key.decode("utf-8", "replace")
         if message is not None and message.key != name:  # who it tells of could not be seen dead
-            fault = f"key: expected {message.key[:64]!r}"
-            log.warning("record on fleet not read", offset=record.offset, fault=fault)
+            why = f"key: expected {message.key[:64]!r}"
+            log.warning("record on fleet not read", offset=record.offset, fault=why)
             return
         self.table.apply(name, message, heard_s)
         for listener in self.listeners:
