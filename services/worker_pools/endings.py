@@ -142,6 +142,7 @@ class Endings:
 
         The try's end is said before: behind the records of the next one it would close a row of theirs.
         """
+        held.moving = True
         record = self._attempt_failed(held, end, failure, "moved", charged=True, lane=move.lane)
         await self._reports.deliver(record)
         await send(held, move)

@@ -56,7 +56,7 @@ class HandOver:
             return
         # Where the try ended meanwhile, its row does not hold the next one: the lane record still does.
         same_try = held.attempt == attempt and held.phase is not Phase.QUEUED
-        if same_try and self._desk.get(held.task_id) is held:
+        if same_try and not held.moving and self._desk.get(held.task_id) is held:
             self._desk.lent(held)
 
     async def leave(self, held: Held, timeout_s: float) -> None:

@@ -58,6 +58,7 @@ class Held:
     attempt: str | None = None
     watch: TryWatch | None = None
     lent: bool = False
+    moving: bool = False  # another lane is to hold it, and its lane record does until then: no row may
     tenant: str = "default"
     claimed_value: bytes | None = None
     rides: bool = False  # it is tried in the slot of another task, whose call it shares

@@ -137,6 +137,7 @@ class Rerouting:
         if isinstance(step, Fail):
             self._slots.spawn(self._endings.untried(held, step.failure))
         else:
+            held.moving = True
             self._moving.chosen(step)
             self._slots.spawn(self._move(held, step))
         return True
@@ -146,6 +147,7 @@ class Rerouting:
             await self._moving.send(held, move)
         except RecordTooLargeError as fault:
             log.error("a task cannot be moved", task_id=held.task_id, fault=str(fault))
+            held.moving = False
             self._desk.backlog.push(held, self._clock.now_s())
         else:
             self._desk.let_go(held, ended=False)
