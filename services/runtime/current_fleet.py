@@ -29,10 +29,11 @@ class CurrentFleet:
         self.listeners: list[Callable[[Fleet], None]] = []
 
     async def follow(self) -> None:
-        """Until cancelled; returns at once where there is no file to follow."""
-        while self._file is not None:
+        """Until cancelled, with a file or without."""
+        while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            self.look(self._file)
+            if self._file is not None:
+                self.look(self._file)
 
     def look(self, file: Path) -> bool:
         """Takes over what the file says, if that is new and right; whether it was."""

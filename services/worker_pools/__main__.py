@@ -167,6 +167,7 @@ async def _parts(
         durable=durable,
         chunks=chunks,
         model=backend,
+        fleet_file=settings.fleet_follow_file or settings.fleet_file,
         look=look,
         connections=connections_of(backend),
         blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),

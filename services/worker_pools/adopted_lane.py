@@ -15,9 +15,9 @@ import structlog
 from schemas.failures import FailureKind
 from schemas.messages import Failure
 from schemas.topics import TopicNames
-from services.core.fleet import Fleet
 from services.core.reroute import Fail, Here, Move, Park, Stay, reroute
 from services.ports import BlobStore, Clock, GroupSource, InRecord
+from services.runtime.current_fleet import CurrentFleet
 from services.runtime.set_aside import fitted
 from services.worker_pools.claimed_body import claim_body
 from services.worker_pools.desk import Desk
@@ -37,7 +37,7 @@ class AdopterParts:
     """What every adopted lane works with."""
 
     worker: str
-    fleet: Fleet
+    fleet: CurrentFleet
     moving: Moving
     reports: Reports
     desk: Desk
@@ -52,7 +52,7 @@ class AdoptedLane:
 
     def __init__(self, pool: str, priority: str, source: GroupSource, parts: AdopterParts) -> None:
         self._pool, self._parts, self._knobs = pool, parts, parts.knobs
-        names = TopicNames(parts.fleet.prefix)
+        names = TopicNames(parts.fleet.now.prefix)
         self.topic = names.lane(pool, priority)
         group = names.lane_group(pool, priority)
         self._lane = Lane(priority, group, source, self, parts.clock, parts.knobs)
@@ -89,7 +89,7 @@ class AdoptedLane:
         found = read_record(
             record,
             position.priority,
-            partitions=self._parts.fleet.partitions,
+            partitions=self._parts.fleet.now.partitions,
             max_bytes=self._knobs.max_record_bytes,
             redelivered=redelivered,
         )

@@ -30,12 +30,15 @@ class Adoption:
     ) -> None:
         self._view, self._lane_source, self._parts, self._changed = view, lane_source, parts, changed
         self._knobs = parts.knobs
-        self._pools = tuple(pool.name for pool in parts.fleet.pools if pool.name != own_pool)
+        self._own_pool = own_pool
         self._lanes: dict[str, list[AdoptedLane]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._look = asyncio.Event()
         self._left = False
         view.listeners.append(self._heard)
+
+    def _others(self) -> tuple[str, ...]:
+        return tuple(pool.name for pool in self._parts.fleet.now.pools if pool.name != self._own_pool)
 
     def adopted(self) -> tuple[str, ...]:
         """Lane topics, for the heartbeat."""
@@ -72,7 +75,7 @@ class Adoption:
         now_s = self._view.now_s()
         wanted = to_adopt(
             self._parts.worker,
-            self._pools,
+            self._others(),
             self._view.table,
             now_s,
             now_s - read_since_s,

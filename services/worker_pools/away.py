@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
+from services.runtime.current_fleet import CurrentFleet
 from services.worker_pools.adopted_lane import AdopterParts
 from services.worker_pools.adoption import Adoption
 from services.worker_pools.crew import Crew, Identity
@@ -15,18 +18,25 @@ from services.worker_pools.settings import WorkerKnobs
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """`rerouting` is told of arrivals and ticks; `adoption` runs beside the lanes."""
+    """`rerouting` is told of arrivals and ticks; `adoption` runs beside the lanes. `fleet` is followed: pools
+    come and go while this worker's own stays what it was started with."""
 
+    fleet: CurrentFleet
     rerouting: Rerouting
     adoption: Adoption
+
+    def loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """They run until cancelled."""
+        return self.adoption.run(), self.fleet.follow()
 
 
 def away(identity: Identity, crew: Crew, parts: WorkerParts, knobs: WorkerKnobs) -> Away:
     """Nothing runs yet. The heartbeat tells what is adopted."""
-    moving = Moving(identity.fleet, crew.view, crew.reports)
+    fleet = CurrentFleet(identity.fleet, parts.fleet_file)
+    moving = Moving(fleet, crew.view, crew.reports)
     adopters = AdopterParts(
         identity.worker,
-        identity.fleet,
+        fleet,
         moving,
         crew.reports,
         crew.desk,
@@ -38,4 +48,4 @@ def away(identity: Identity, crew: Crew, parts: WorkerParts, knobs: WorkerKnobs)
     beats, profile = crew.presence.beats, crew.presence.profile
     adoption = Adoption(identity.pool.name, crew.view, parts.lane_source, adopters, beats.changed)
     profile.adopted = adoption.adopted
-    return Away(Rerouting(identity.worker, identity.pool, crew, moving, parts.clock, knobs), adoption)
+    return Away(fleet, Rerouting(identity.worker, identity.pool, crew, moving, parts.clock, knobs), adoption)

@@ -11,11 +11,11 @@ from schemas.fleet_messages import WorkerBeat
 from schemas.headers import SWEPT
 from schemas.messages import RunTask
 from schemas.topics import TopicNames
-from services.core.fleet import Fleet
 from services.core.fleet_load import stations
 from services.core.reroute import FleetSnapshot, Move, TaskFacts
 from services.core.routing import Need
 from services.ports import OutRecord
+from services.runtime.current_fleet import CurrentFleet
 from services.runtime.fleet_view import FleetView
 from services.worker_pools.held import Held
 from services.worker_pools.reports import Reports
@@ -27,21 +27,21 @@ _REMEMBERED = 4_096  # moves to a worker: no more are made between two of its be
 class Moving:
     """Writes tasks to other lanes, for who re-routes and who adopts."""
 
-    def __init__(self, fleet: Fleet, view: FleetView, reports: Reports) -> None:
+    def __init__(self, fleet: CurrentFleet, view: FleetView, reports: Reports) -> None:
         self._fleet, self._view, self._reports = fleet, view, reports
-        self._names = TopicNames(fleet.prefix)
-        self._by_name = {pool.name: pool for pool in fleet.pools}
+        self._names = TopicNames(fleet.now.prefix)
         self._sent_s: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
 
     def snapshot(self) -> FleetSnapshot:
         """The fleet now; what was moved since a worker's beat counts as its work."""
-        table = self._view.table
+        table, fleet = self._view.table, self._fleet.now
+        by_name = {pool.name: pool for pool in fleet.pools}
         return FleetSnapshot(
             names=self._names,
-            partitions=self._fleet.partitions,
-            pools=self._fleet.pools,
-            stations=stations(table, self._by_name, self._view.now_s(), self._sent_since),
-            modes={name: table.mode(name) for name in self._by_name},
+            partitions=fleet.partitions,
+            pools=fleet.pools,
+            stations=stations(table, by_name, self._view.now_s(), self._sent_since),
+            modes={name: table.mode(name) for name in by_name},
         )
 
     def facts(self, held: Held) -> TaskFacts | None:
@@ -83,7 +83,7 @@ class Moving:
 
     def _pool_of(self, held: Held) -> str:
         """The pool of the lane it stands on: what its value says may be an earlier one."""
-        lane = held.lane.removeprefix(f"{self._fleet.prefix}tasks.")
+        lane = held.lane.removeprefix(f"{self._fleet.now.prefix}tasks.")
         return lane.removesuffix(f".{held.priority}")
 
     def _sent_since(self, beat: WorkerBeat, since_s: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from schemas.topics import Priority
 from services.ports import (
@@ -41,5 +42,6 @@ class WorkerParts:
     uniform: RandomUnit
     new_attempt: Callable[[], str]
     steady_s: Callable[[], float] = time.monotonic
+    fleet_file: Path | None = None
     look: BackendLook | None = None
     connections: Connections | None = None

@@ -136,7 +136,7 @@ class PoolWorker:
                 self._crew.gate.release("starting")
                 loops += [asyncio.create_task(self._serve_lane(lane)) for lane in self._lanes.values()]
                 loops.append(asyncio.create_task(self._hand_over.renew_forever()))
-                loops.append(asyncio.create_task(self._away.adoption.run()))
+                loops += [asyncio.create_task(loop) for loop in self._away.loops()]
                 await first_of(stopping, *loops)
             await self._drain()
         finally:
