@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,18 +15,30 @@ from services.adapters.kafka.log_reader import KafkaLogReader
 from services.adapters.kafka.publisher import KafkaPublisher
 from services.cli.running_fleet import RunningFleet
 from services.core.fleet_table import FleetTable, stall_bounds
-from services.ports import InRecord, StartAt
+from services.ports import BusError, InRecord, StartAt
 
 _POLL_MS = 250
 _ADMIN_TIMEOUT_S = 10.0
-
-
+ANSWER_S = 30.0
 _BEGINNING = StartAt("beginning")
+
+
+@asynccontextmanager
+async def answering(running: RunningFleet) -> AsyncIterator[None]:
+    """Our clients wait for a broker for as long as it takes; a command raises BusError where it is away."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            yield
+    except TimeoutError:
+        raise BusError(
+            f"nothing answers at {running.bootstrap_servers} within {ANSWER_S:g} s: "
+            "no fleet runs there, or its broker is away"
+        ) from None
 
 
 async def read_topic(
     running: RunningFleet, topic: str, partitions: int = 1, start: StartAt = _BEGINNING
-) -> list[InRecord]:
+) -> AsyncIterator[InRecord]:
     """All records of a topic from `start` on, in the order of their partitions' logs. Raises BusError."""
     reader = KafkaLogReader(
         running.bootstrap_servers,
@@ -35,19 +49,28 @@ async def read_topic(
         fetch_max_wait_ms=running.traits.fetch_max_wait_ms["control"],
     )
     try:
-        await reader.start(at=start)
-        records: list[InRecord] = []
+        async with answering(running):
+            await reader.start(at=start)
         while not reader.caught_up():
-            records += await reader.poll(timeout_ms=_POLL_MS, max_records=1_000)
-        return records
+            async with answering(running):
+                records = await _next(reader)
+            for record in records:
+                yield record
     finally:
         await reader.stop()
+
+
+async def _next(reader: KafkaLogReader) -> list[InRecord]:
+    records: list[InRecord] = []
+    while not records and not reader.caught_up():
+        records = await reader.poll(timeout_ms=_POLL_MS, max_records=1_000)
+    return records
 
 
 async def read_fleet(running: RunningFleet) -> FleetTable:
     """The table of `fleet` as of now, on the wall clock of the broker's record times. Raises BusError."""
     table = FleetTable(stalled_after_s=stall_bounds(running.fleet))
-    for record in await read_topic(running, running.names.fleet):
+    async for record in read_topic(running, running.names.fleet):
         if record.key is None:
             continue
         try:
@@ -56,6 +79,7 @@ async def read_fleet(running: RunningFleet) -> FleetTable:
             continue
         if not isinstance(message, Unknown):
             table.apply(record.key.decode("utf-8", "replace"), message, record.timestamp_ms / 1000)
+    table.forget(time.time())
     return table
 
 
@@ -73,7 +97,8 @@ async def committed_offsets(running: RunningFleet, group: str, topic: str) -> di
 async def publisher_of(running: RunningFleet) -> AsyncIterator[KafkaPublisher]:
     publisher = KafkaPublisher(running.bootstrap_servers, running.traits, client_id="chimera-cli")
     try:
-        await publisher.start()
+        async with answering(running):
+            await publisher.start()
         yield publisher
     finally:
         await publisher.stop()

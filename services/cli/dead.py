@@ -129,7 +129,7 @@ def replay(
     json: bool = False,
     state_dir: StateOption = Path(".chimera"),
 ) -> None:
-    """Send letters again as new tasks; the n-th replay of a letter is one task, however often it is sent.
+    """Send letters again as new tasks; the n-th replay of a letter is one task, sent until it has ended.
 
     Parameters
     ----------

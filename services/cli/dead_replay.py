@@ -10,6 +10,8 @@ from schemas.headers import to_text
 from schemas.messages import RunTask, Usage
 from schemas.payload import Claim
 from services.adapters.blobs import DirectoryBlobStore
+from services.adapters.database.engine import Database
+from services.adapters.database.task_rows import ended_tasks
 from services.cli.bus_reading import publisher_of, read_topic
 from services.cli.running_fleet import RunningFleet
 from services.core.dead_letters import DeadLetter, NotReplayable, Replay, replay
@@ -18,6 +20,7 @@ from services.ports import OutRecord
 
 _USUAL_OUTPUT_TOKENS = 1_024  # where neither the caller nor the estimate says
 _SEND_TIMEOUT_S = 10.0
+_DATABASE_S = 5.0
 
 
 async def read_letters(running: RunningFleet) -> list[DeadLetter]:
@@ -31,7 +34,7 @@ async def read_letters(running: RunningFleet) -> list[DeadLetter]:
             record.value,
             to_text(record.headers),
         )
-        for record in await read_topic(running, running.names.dead)
+        async for record in read_topic(running, running.names.dead)
     ]
 
 
@@ -56,16 +59,25 @@ class Plan:
 
 
 async def plan(running: RunningFleet, letters: Sequence[DeadLetter], limits: ReplayLimits) -> Plan:
-    """The replays of these letters, oldest first, as far as the limits go; a task's letters count once."""
-    found, seen, now_ms = Plan(), set[str](), int(time.time() * 1000)
-    blobs = DirectoryBlobStore(running.blob_dir, running.fleet.prefix)
-    for letter in letters:
-        if letter.task_id in seen:
-            continue
-        seen.add(letter.task_id)
+    """The replays of these letters, oldest first, as far as the limits go; a task's letters count once.
+
+    One that has ended is not sent again: no worker remembers it for longer than minutes, so it would run, and
+    cost, once more. Raises StoreError where that cannot be asked.
+    """
+    found, possible = Plan(), list[tuple[DeadLetter, Replay]]()
+    oldest = {letter.task_id: letter for letter in reversed(letters)}
+    now_ms, blobs = int(time.time() * 1000), DirectoryBlobStore(running.blob_dir, running.fleet.prefix)
+    for letter in reversed(oldest.values()):
         made = await _made(letter, blobs, limits, now_ms, running.fleet)
         if isinstance(made, NotReplayable):
             found.refused.append((letter, made.why))
+        else:
+            possible.append((letter, made))
+    ended = await _ended(running, [made.task.task_id for _, made in possible])
+    for letter, made in possible:
+        if (state := ended.get(made.task.task_id)) is not None:
+            why = f"its replay {limits.n} has ended ({state}); another --n is another task"
+            found.refused.append((letter, why))
             continue
         worst_usd = worst_cost_usd(made.task, running.fleet)
         full = limits.most is not None and len(found.replays) >= limits.most
@@ -76,6 +88,14 @@ async def plan(running: RunningFleet, letters: Sequence[DeadLetter], limits: Rep
         found.worst_usd += worst_usd
         found.replays.append((letter, made))
     return found
+
+
+async def _ended(running: RunningFleet, task_ids: Sequence[str]) -> dict[str, str]:
+    database = Database(running.database_url, timeout_s=_DATABASE_S)
+    try:
+        return await ended_tasks(database, task_ids)
+    finally:
+        await database.close()
 
 
 async def _made(

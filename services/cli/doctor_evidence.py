@@ -30,18 +30,19 @@ async def gather(running: RunningFleet, window_s: float, probes: int) -> Evidenc
     """Everything that answers; what does not is evidence too."""
     edge_up, database_up = await asyncio.gather(_edge_up(running), _database_up(running))
     try:
-        bus_ms = await _bus_ms(running)
-    except BusError:
+        async with asyncio.timeout(_TIMEOUT_S):
+            bus_ms = await _bus_ms(running)
+    except (BusError, TimeoutError):
         return Evidence(window_s, [], bus_ms=None, database_up=database_up, edge_up=edge_up)
     asked = await ask_all(running, probes) if probes and edge_up else []
-    table = await read_fleet(running)
+    table, heard_s = await read_fleet(running), time.time()
     start = StartAt("time", int((time.time() - window_s) * 1000))
     seen = happened(await _results(running, start), await _tasks(running, start))
     plan = await topic_admin.plan(running.fleet.topics(), running.bootstrap_servers, running.traits)
     wrong = [str(fault) for fault in plan.mismatch] + [f"{spec.name} is missing" for spec in plan.create]
     return Evidence(
         window_s=window_s,
-        pools=pool_evidence(running.fleet, table, time.time(), seen),
+        pools=pool_evidence(running.fleet, table, heard_s, seen),
         bus_ms=bus_ms,
         database_up=database_up,
         edge_up=edge_up,
@@ -59,7 +60,7 @@ async def gather(running: RunningFleet, window_s: float, probes: int) -> Evidenc
 async def _bus_ms(running: RunningFleet) -> float:
     """The fastest of a few acknowledged records; one without a value on `fleet` says nothing to anybody."""
     key, fastest = b"doctor/ping", float("inf")
-    async with asyncio.timeout(_TIMEOUT_S), publisher_of(running) as publisher:
+    async with publisher_of(running) as publisher:
         for _ in range(_PINGS):
             began = time.monotonic()
             await publisher.send(OutRecord(running.names.fleet, key, None, [], 0), timeout_s=_TIMEOUT_S)
@@ -69,7 +70,7 @@ async def _bus_ms(running: RunningFleet) -> float:
 
 async def _results(running: RunningFleet, start: StartAt) -> list[Message]:
     found = []
-    for record in await read_topic(running, running.names.results, running.fleet.partitions, start):
+    async for record in read_topic(running, running.names.results, running.fleet.partitions, start):
         try:
             message = decode(to_text(record.headers), record.value)
         except SchemaError:
@@ -84,7 +85,7 @@ async def _tasks(running: RunningFleet, start: StartAt) -> list[RunTask]:
     for pool in running.fleet.pools:
         for priority in PRIORITIES:
             lane = running.names.lane(pool.name, priority)
-            for record in await read_topic(running, lane, running.fleet.partitions, start):
+            async for record in read_topic(running, lane, running.fleet.partitions, start):
                 try:
                     found.append(decode_as(RunTask, record.value))
                 except SchemaError:
@@ -95,7 +96,7 @@ async def _tasks(running: RunningFleet, start: StartAt) -> list[RunTask]:
 async def _dead(running: RunningFleet, start: StartAt) -> dict[str, int]:
     letters = [
         DeadLetter(r.partition, r.offset, r.timestamp_ms, r.key, r.value, to_text(r.headers))
-        for r in await read_topic(running, running.names.dead, start=start)
+        async for r in read_topic(running, running.names.dead, start=start)
         if r.timestamp_ms >= (start.time_ms or 0)
     ]
     return {cause.cause: cause.count for cause in by_cause(letters)}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +14,7 @@ from rich.console import Console
 
 from schemas.fleet_messages import PoolMode, PoolOrder
 from services.adapters.kafka.log_reader import KafkaLogReader
+from services.cli.bus_reading import answering
 from services.cli.pool_order import give_order
 from services.cli.running_fleet import RunningFleet, find_fleet
 from services.core.fleet_table import DEAD_AFTER_S, FleetTable, Member, stall_bounds
@@ -27,9 +26,7 @@ StateOption = Annotated[Path, Parameter(name="--state-dir", help="where `chimera
 BootstrapOption = Annotated[
     str | None, Parameter(name=("--bootstrap-servers", "--bootstrap"), help="of another fleet's broker")
 ]
-_ANSWER_S = 30.0
 _LOOK_S = 0.05
-_LOSSES = "no fleet runs there, or its broker is away"
 
 
 @pools_app.default
@@ -108,13 +105,12 @@ async def _send(name: str, mode: PoolMode, reason: str, running: RunningFleet) -
     known = {pool.name for pool in running.fleet.pools}
     if name not in known:
         raise ValueError(f"no pool {name!r}: expected one of {', '.join(sorted(known))}")
-    async with _answering(running):
-        return await give_order(running, name, mode, reason)
+    return await give_order(running, name, mode, reason)
 
 
 async def _look(running: RunningFleet) -> list[dict[str, Any]]:
     """Every pool of the fleet file, and those that are in the fleet all the same."""
-    async with _answering(running):
+    async with answering(running):
         view = await _heard(running)
     now_s, table = view.now_s(), view.table
     members = tuple(table.members())
@@ -124,17 +120,6 @@ async def _look(running: RunningFleet) -> list[dict[str, Any]]:
         _pool(name, table, [member for member in members if member.beat.pool == name], now_s)
         for name in (*named, *others)
     ]
-
-
-@asynccontextmanager
-async def _answering(running: RunningFleet) -> AsyncIterator[None]:
-    """Raises ValueError where the broker does not answer in time."""
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            yield
-    except TimeoutError:
-        where = running.bootstrap_servers
-        raise ValueError(f"nothing answers at {where} within {_ANSWER_S:g} s: {_LOSSES}") from None
 
 
 async def _heard(running: RunningFleet) -> FleetView:

@@ -57,24 +57,27 @@ class RunRecord:
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
+        partial.touch(mode=0o600)  # the database's address may have a password in it
         partial.write_text(json.dumps(asdict(self), indent=2))
         os.replace(partial, path)
 
     @staticmethod
     def read(path: Path) -> RunRecord | None:
-        """The record, or None where there is none."""
+        """The record, or None where there is none. Raises ValueError where it is no record."""
         try:
             data = json.loads(path.read_text())
+            return RunRecord(
+                up=ProcessMark(**data["up"]),
+                processes=tuple(ProcessMark(**mark) for mark in data["processes"]),
+                ready=data["ready"],
+                url=data["url"],
+                curl=data["curl"],
+                variables=data.get("variables", {}),
+            )
         except FileNotFoundError:
             return None
-        return RunRecord(
-            up=ProcessMark(**data["up"]),
-            processes=tuple(ProcessMark(**mark) for mark in data["processes"]),
-            ready=data["ready"],
-            url=data["url"],
-            curl=data["curl"],
-            variables=data.get("variables", {}),
-        )
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"{path}: expected the record of a run, as `chimera up` writes it") from None
 
 
 @contextmanager

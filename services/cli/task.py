@@ -106,8 +106,8 @@ async def _lanes(running: RunningFleet, task_id: str) -> list[LanePlace]:
     for pool in running.fleet.pools:
         for priority in PRIORITIES:
             lane = running.names.lane(pool.name, priority)
-            records = await read_topic(running, lane, running.fleet.partitions)
-            mine = [record for record in records if record.key == key]
+            records = read_topic(running, lane, running.fleet.partitions)
+            mine = [record async for record in records if record.key == key]
             if mine:
                 group = running.names.lane_group(pool.name, priority)
                 done = await committed_offsets(running, group, lane)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +19,11 @@ from schemas.codec import SchemaError, decode
 from schemas.headers import to_text
 from schemas.messages import Message
 from services.adapters.kafka.log_reader import KafkaLogReader
+from services.cli.bus_reading import answering
 from services.cli.running_fleet import RunningFleet, find_fleet
 from services.core.fleet_table import FleetTable, stall_bounds
 from services.core.recent_ends import RecentEnds
-from services.ports import StartAt
+from services.ports import BusError, InRecord, StartAt
 from services.runtime.fleet_view import FleetView
 
 top_app = App(name="top", help="The fleet as it works, live.")
@@ -79,13 +81,9 @@ class _Watch:
         )
 
     async def once(self, as_json: bool) -> None:
-        async with asyncio.TaskGroup() as group:
-            watching = [group.create_task(self._view.run()), group.create_task(self._results())]
-            await self._view.caught_up.wait()
+        async with self._watching():
             await asyncio.sleep(self._window_s)
             rows = self._rows()
-            for task in watching:
-                task.cancel()
         if as_json:
             print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
         else:
@@ -93,28 +91,47 @@ class _Watch:
             wide.print(_table(rows, wide.width))
 
     async def live(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._view.run())
-            group.create_task(self._results())
+        async with self._watching():
             with Live(_table([], console.width), console=console, auto_refresh=False) as shown:
                 while True:
                     shown.update(_table(self._rows(), console.width), refresh=True)
                     await asyncio.sleep(_EVERY_S)
+
+    @asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        """Once the fleet is known. Raises BusError where its broker is away then; later it is waited for."""
+        tasks = [asyncio.create_task(self._view.run()), asyncio.create_task(self._results())]
+        try:
+            async with answering(self._running):
+                await self._view.caught_up.wait()
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _results(self) -> None:
         reader = self._reader(self._running.names.results, range(self._running.fleet.partitions))
         await reader.start(at=StartAt("end"))
         try:
             while True:
-                for record in await reader.poll(timeout_ms=250, max_records=1_000):
-                    try:
-                        message = decode(to_text(record.headers), record.value)
-                    except SchemaError:
-                        continue
-                    if isinstance(message, Message):
-                        self._ends.heard(message, time.monotonic())
+                try:
+                    records = await reader.poll(timeout_ms=250, max_records=1_000)
+                except BusError:
+                    await asyncio.sleep(_EVERY_S)
+                    continue
+                for record in records:
+                    self._hear(record)
         finally:
             await reader.stop()
+
+    def _hear(self, record: InRecord) -> None:
+        try:
+            message = decode(to_text(record.headers), record.value)
+        except SchemaError:
+            return
+        if isinstance(message, Message):
+            self._ends.heard(message, time.monotonic())
 
     def _rows(self) -> list[dict[str, Any]]:
         now_s, table = self._view.now_s(), self._view.table

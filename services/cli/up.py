@@ -16,6 +16,7 @@ from infra.process import free_port
 from services.adapters.kafka.topic_admin import apply
 from services.adapters.kafka.traits import BrokerKind, traits_of
 from services.cli.brokers import Broker, make_broker, outgrown
+from services.cli.faults import UpError
 from services.cli.first_question import ask, curl_text, warm_up
 from services.cli.live_changes import LiveChanges, PoolProcesses, publish
 from services.cli.processes import (
@@ -31,10 +32,6 @@ from services.cli.supervisor import Supervised, side_by_side, start_all, stop_al
 from services.runtime.fleet_file import missing_keys, read_fleet_entry, to_fleet
 
 WATCH_S = 0.25
-
-
-class UpError(Exception):
-    """The fleet cannot start; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,8 @@ async def test_what_ran_out_of_tries_is_grouped_shown_and_done_once_more(fleet: 
     assert (dry["sent"], len(dry["replays"])) == (0, 1)
     nothing = await chimera(fleet.stage, "dead", "replay", "--task-id", old[0], "--budget-usd", "0")
     assert (nothing["sent"], nothing["left_out"]) == (0, 1)
-    for _ in range(2):  # the same n twice is one task
-        sent = await chimera(fleet.stage, "dead", "replay", "--task-id", old[0])
-        assert sent["replays"] == [{"replay_of": old[0], "task_id": replay_id(old[0], 1)}]
+    sent = await chimera(fleet.stage, "dead", "replay", "--task-id", old[0])
+    assert sent["replays"] == [{"replay_of": old[0], "task_id": replay_id(old[0], 1)}]
 
     async def ended() -> list[tuple[str, Any]] | None:
         return (await everything(fleet)).terminals.get(replay_id(old[0], 1))
@@ -47,4 +46,19 @@ async def test_what_ran_out_of_tries_is_grouped_shown_and_done_once_more(fleet: 
     assert terminals[0][0] == "TaskSucceeded"
     answer = terminals[0][1]["answer"]["inline"]
     assert answer["choices"][0]["message"]["content"] == "at last"
+    await refused_once_booked(fleet, old[0])
     assert old[1] not in {task for task in (await everything(fleet)).accepted if task == replay_id(old[1], 1)}
+
+
+async def refused_once_booked(fleet: Scripted, old: str) -> None:
+    """Until then the same n is the same task; another n is another one."""
+
+    async def refused() -> dict[str, Any] | None:
+        again = await chimera(fleet.stage, "dead", "replay", "--task-id", old)
+        return again if again["refused"] else None
+
+    again = await until(refused, "the replay in the rows")
+    assert (again["sent"], again["replays"]) == (0, [])
+    assert "has ended (succeeded)" in again["refused"][0]["why"]
+    more = await chimera(fleet.stage, "dead", "replay", "--task-id", old, "--n", "2", "--dry-run")
+    assert [one["task_id"] for one in more["replays"]] == [replay_id(old, 2)]

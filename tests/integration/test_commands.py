@@ -1,0 +1,98 @@
+"""`chimera` where no fleet runs: each command ends and says in a line what is missing; none traces back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.process import free_port
+from services.cli import bus_reading
+from services.cli.__main__ import app, run
+
+FLEET = """
+version: 1
+pools:
+  - {name: a, model: m, backend: simulated, simulated: {}}
+"""
+READS = ("pools", "pools pause a", "top --once", "dead list", "dead replay --dry-run", "task show x")
+
+
+@pytest.fixture
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty state directory, and the address of a broker that is away."""
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    monkeypatch.setenv("CHIMERA_FLEET_FILE", str(tmp_path / "fleet.yaml"))
+    monkeypatch.setenv("CHIMERA_KAFKA_BOOTSTRAP_SERVERS", f"127.0.0.1:{free_port()}")
+    monkeypatch.setattr(bus_reading, "ANSWER_S", 0.5)
+    return tmp_path
+
+
+def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as status:
+        run(list(arguments))
+    said = capsys.readouterr()
+    return status.value.code, said.out, said.err
+
+
+@pytest.mark.parametrize("command", READS)
+def test_a_broker_that_is_away_is_not_waited_for(
+    command: str, nobody: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, error = ended(capsys, *command.split(), "--state-dir", str(nobody))
+    assert code == 1
+    expected = (
+        "the database does not answer" if command.startswith("task") else "nothing answers at 127.0.0.1"
+    )
+    assert expected in error
+
+
+def test_to_the_doctor_a_broker_that_is_away_is_a_finding(
+    nobody: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = ended(capsys, "doctor", "--state-dir", str(nobody))
+    assert code == 1
+    assert "the broker does not answer" in out
+
+
+@pytest.mark.parametrize("command", READS)
+def test_no_fleet_is_said_to_be_none(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CHIMERA_KAFKA_BOOTSTRAP_SERVERS", raising=False)
+    code, _, error = ended(capsys, *command.split(), "--state-dir", str(tmp_path))
+    assert code == 1
+    assert "no fleet runs from" in error
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no json", '{"up": 1}'])
+@pytest.mark.parametrize("command", ["pools", "down"])
+def test_a_record_that_is_none_is_named(
+    command: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(text)
+    code, _, error = ended(capsys, command, "--state-dir", str(tmp_path))
+    assert code == 1
+    assert f"{tmp_path / 'run.json'}: expected the record of a run" in error
+
+
+@pytest.mark.parametrize("command", ["pools", "up --detach"])
+def test_a_state_directory_that_is_a_file_is_named(
+    command: str, nobody: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, error = ended(capsys, *command.split(), "--state-dir", str(nobody / "fleet.yaml"))
+    assert code == 1
+    assert "Not a directory" in error
+
+
+def test_a_command_imports_no_other_ones_needs() -> None:
+    look = "import sys, services.cli.__main__; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert not {"sqlalchemy", "aiokafka", "httpx", "loadtest"} & set(found.stdout.split())
+
+
+def test_every_command_is_there() -> None:
+    for name in app:
+        assert app[name].help is not None
