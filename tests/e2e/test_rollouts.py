@@ -31,6 +31,17 @@ async def fleet(kafka_possible: None, tmp_path_factory: pytest.TempPathFactory) 
         yield running
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def one_worker(fleet: Scripted) -> AsyncIterator[None]:
+    """What a test leaves of the workers becomes one, under the name that the others know."""
+    yield
+    services = fleet.stage.services
+    kept, *others = [name for name in services if name.startswith("worker-")]
+    for name in others:
+        await services.pop(name).stop()
+    services[WORKER] = services.pop(kept)
+
+
 async def _stop(fleet: Scripted, name: str) -> set[str]:
     """SIGTERM, and the process is awaited; returns what the model server worked on at that moment."""
     at_work = {str(one.marker) for one in await fleet.server.running_attempts() if one.marker}
@@ -38,6 +49,7 @@ async def _stop(fleet: Scripted, name: str) -> set[str]:
     return at_work
 
 
+@pytest.mark.usefixtures("one_worker")
 async def test_o4_workers_are_replaced_one_by_one_and_no_chat_notices(fleet: Scripted) -> None:
     stage = fleet.stage
     await stage.start_another(WORKER, SECOND)
@@ -56,16 +68,9 @@ async def test_o4_workers_are_replaced_one_by_one_and_no_chat_notices(fleet: Scr
     assert {marker for marker in at_work if old & set(by[marker].split("-"))} != set()  # drained, not moved
     late = [marker for marker in list(load.chats)[-5:] if old & set(by[marker].split("-"))]
     assert late == []
-    await _as_it_was(fleet, "worker-fourth", "worker-third")
 
 
-async def _as_it_was(fleet: Scripted, kept: str, *leaving: str) -> None:
-    """One worker, under the name that the others know."""
-    for name in leaving:
-        await fleet.stage.services.pop(name).stop()
-    fleet.stage.services[WORKER] = fleet.stage.services.pop(kept)
-
-
+@pytest.mark.usefixtures("one_worker")
 async def test_o4_a_pool_grows_and_shrinks_by_one_under_load(fleet: Scripted) -> None:
     async with steady_load(fleet) as load:
         await asyncio.sleep(LONG_S / 2)
