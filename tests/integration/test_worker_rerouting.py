@@ -125,16 +125,17 @@ async def test_without_a_backend_the_next_try_and_what_waits_go_elsewhere(
 async def test_a_short_hold_of_the_only_backend_moves_nothing_and_a_long_one_moves_all(
     two: WorkerRig,
 ) -> None:
-    backends = (await two.work("a1")).worker.backends()
+    steady = replace(two.pool, adaptive=False)  # fewer slots after a refusal would make a tail
+    backends = (await two.work("a1", pool=steady)).worker.backends()
     await two.work("b1", pool=spare(two))
     for hold_s, pool in ((0.4, POOL.name), (30.0, "spare")):
         run = RunTask(task_id="refused", kind="chat", pool=POOL.name, arrived_ms=0, body=Payload(inline={}))
         lease = backends.take(run, {}, None)
         assert isinstance(lease, Lease)
-        tasks = [await two.submit(model="auto") for _ in range(6)]
+        tasks = [await two.submit(model="auto") for _ in range(POOL.slots)]
         refused = Failure(kind=FailureKind.RATE_LIMITED, message="not now", retry_after_s=hold_s)
         backends.ended(lease, refused, Heard())
-        assert await pools_of(two, tasks) == {pool: 6}
+        assert await pools_of(two, tasks) == {pool: POOL.slots}
 
 
 async def test_what_cannot_start_in_time_is_forwarded_when_it_comes(two: WorkerRig) -> None:
