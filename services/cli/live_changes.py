@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import httpx
 import yaml
 
 from infra.process import ProcessFailedError, free_port
@@ -24,11 +25,14 @@ from services.cli.processes import ProcessSpec, StateDir, launched, model_proces
 from services.cli.removal import emptied
 from services.cli.running_fleet import find_fleet
 from services.cli.supervisor import Supervised, start_all, stop_all
+from services.ports import BusError
 from services.runtime.fleet_file import FleetFileError, missing_keys, read_fleet_entry, to_fleet
 from services.runtime.fleet_schema import FleetEntry
 
 _ROUTERS_READ_S = 2.5  # they look at the file every second
 _EMPTIED_WITHIN_S = 60.0
+# What a change can fail of while the fleet works on; no model server or no broker is no reason to stop it.
+_TAKEN_BACK = (ProcessFailedError, FleetFileError, BusError, httpx.HTTPError, OSError)
 
 
 @dataclass(slots=True)
@@ -38,6 +42,29 @@ class PoolProcesses:
     models: dict[str, Supervised] = field(default_factory=dict)
     workers: dict[str, Supervised] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
+
+    async def stop(self) -> None:
+        await stop_all(list(self.workers.values()))
+        await stop_all(list(self.models.values()))
+
+    def replaced(self, change: FleetChange, begun: PoolProcesses) -> PoolProcesses:
+        """Takes in what began; returns what that replaces, and what goes: the caller stops it."""
+        old = PoolProcesses()
+        for pool in (*change.changed, *change.removed):
+            if pool in self.workers:
+                old.workers[pool] = self.workers.pop(pool)
+            if pool in self.models:
+                old.models[pool] = self.models.pop(pool)
+        self.models |= begun.models
+        self.workers |= begun.workers
+        self.ports |= begun.ports
+        return old
+
+    async def end(self, pool: str) -> None:
+        """The worker first: it needs its model to finish."""
+        for process in (self.workers.get(pool), self.models.get(pool)):
+            if process is not None:
+                await process.stop()
 
 
 class LiveChanges:
@@ -85,17 +112,23 @@ class LiveChanges:
         begun = PoolProcesses()
         try:
             effective = await self._begin(new, change, begun)
-        except (ProcessFailedError, FleetFileError, OSError) as fault:
-            await stop_all([*begun.workers.values(), *begun.models.values()])
+        except _TAKEN_BACK as fault:
+            await begun.stop()
             self._say(f"the change is taken back, the fleet runs as before: {fault}")
             return False
+        except BaseException:
+            await begun.stop()
+            raise
         publish(self._state.fleet_file, effective)
         self.entry = new
-        await asyncio.sleep(_ROUTERS_READ_S)
-        await self._end_old(change)
-        self._processes.models |= begun.models
-        self._processes.workers |= begun.workers
-        self._processes.ports |= begun.ports
+        old = self._processes.replaced(change, begun)
+        try:
+            await asyncio.sleep(_ROUTERS_READ_S)
+            await self._end(old, change)
+        except BusError as fault:
+            self._say(f"what the pools taken out leave behind is not known: {fault}")
+        finally:
+            await old.stop()
         self._say("fleet file taken over")
         return True
 
@@ -133,27 +166,19 @@ class LiveChanges:
             made[pool] = Supervised(numbered, self._state.logs, self._say)
         return made
 
-    async def _end_old(self, change: FleetChange) -> None:
+    async def _end(self, old: PoolProcesses, change: FleetChange) -> None:
         for pool in change.changed:
-            await self._end(pool)
+            await old.end(pool)
         for pool in change.removed:
             running = find_fleet(self._state.path, self._shared())
             await give_order(running, pool, "draining", "removed from the fleet file")
             left = await emptied(running, pool, within_s=_EMPTIED_WITHIN_S)
-            await self._end(pool)
+            await old.end(pool)
             if left:
                 self._say(
                     f"{left} tasks still wait on the lanes of {pool}: add the pool again to have them done"
                 )
             await take_back(running, pool)
-
-    async def _end(self, pool: str) -> None:
-        worker = self._processes.workers.pop(pool, None)
-        model = self._processes.models.pop(pool, None)
-        if worker is not None:
-            await worker.stop()
-        if model is not None:
-            await model.stop()
 
 
 def publish(path: Path, entry: FleetEntry) -> None:

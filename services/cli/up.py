@@ -180,15 +180,17 @@ class Up:
                 await self._restart_with_broker(
                     "the in-memory broker holds more than 1 GiB, which it never frees"
                 )
-            elif await self._changes.look():
-                self._taken_over()
+            else:
+                await finished_first(self._look(), stop)  # a change takes minutes: a stop ends it
             try:
                 await asyncio.wait_for(stop.wait(), WATCH_S)
             except TimeoutError:
                 continue
 
-    def _taken_over(self) -> None:
-        """What a start of the services would start from now on."""
+    async def _look(self) -> None:
+        if not await self._changes.look():
+            return
+        # What a start of the services would start from now on.
         self._entry = self._changes.entry
         self._effective = launched(self._entry, self._pools.ports)
         self._fleet = to_fleet(self._effective)

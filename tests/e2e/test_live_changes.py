@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import pytest_asyncio
 import yaml
@@ -48,6 +49,12 @@ class Live:
 
         await until(look, f"{count} times {text!r} in\n{self.log.read_text()}", PATIENCE_S)
 
+    async def stop(self) -> None:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(self.process.wait(), PATIENCE_S)
+
     async def ask(self, model: str) -> httpx.Response:
         async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
             body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
@@ -77,9 +84,7 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
         await made.said("The fleet answers at")
         yield made
     finally:
-        assert made.process is not None
-        made.process.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(made.process.wait(), PATIENCE_S)
+        await made.stop()
 
 
 def words(answer: httpx.Response) -> int:
@@ -123,3 +128,21 @@ async def test_a_pool_that_does_not_start_is_taken_back(live: Live) -> None:
     await live.said("the change is taken back")
     assert await live.models() == before
     assert words(await live.ask("c")) == 7
+
+
+async def test_a_stop_in_the_middle_of_a_change_ends_it_and_what_it_began(live: Live) -> None:
+    assert live.process is not None
+    log = live.file.parent / "state" / "logs"
+    never = {"name": "e", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    live.edit(pool("a", words=9), pool("c", words=7), never)
+
+    async def began() -> bool | None:
+        return True if list(log.glob("worker-e.*.log")) else None
+
+    await until(began, "the worker of the new pool", PATIENCE_S)
+    before = psutil.Process(live.process.pid).children(recursive=True)
+    await live.stop()
+    assert not [child for child in before if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    said = live.log.read_text().rpartition("fleet file changed: add e")[2]
+    assert "stopping" in said
+    assert "taken" not in said
