@@ -59,11 +59,16 @@ class KafkaCluster:
         Raises ProcessFailedError (and stops what it has started) or JarsUnavailableError.
         """
         away = [node for node in self.nodes if not node.running]
+        # None answers before a majority is there: one after the other they would wait for ever.
+        starting = [asyncio.create_task(node.start()) for node in away]
         try:
-            # None answers before a majority is there: one after the other they would wait for ever.
-            await asyncio.gather(*(node.start() for node in away))
+            await asyncio.gather(*starting)
             await self.until_serves()
         except BaseException:
+            # Where one fails the others are still at it, and would start once they are formatted.
+            for start in starting:
+                start.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
             await asyncio.gather(*(node.kill() for node in away))
             raise
 

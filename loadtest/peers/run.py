@@ -93,8 +93,8 @@ async def _measure(
 ) -> PeerReport:
     kills = draw(VICTIMS, options.times, seed=options.seed, gap_s=options.gap_s, start_s=WARM_UP_S)
     length_s = kills[-1].at_s + options.gap_s * 2
-    await system.start()
     try:
+        await system.start()
         load = asyncio.create_task(_load(system, options.rate, length_s))
         struck = await _strike(system, kills, say)
         sent = await load
