@@ -79,7 +79,8 @@ def long_queues(evidence: Evidence) -> list[Finding]:
     """Time goes into waiting for a slot: why there is none."""
     found = []
     for pool in evidence.pools:
-        waits = max(pool.queue_ms[1], pool.queue_s * 1000 if pool.queued else 0.0)
+        waited_ms = pool.queue_ms[1] if pool.succeeded >= FEW else 0.0
+        waits = max(waited_ms, pool.queue_s * 1000 if pool.queued else 0.0)
         if waits < SLOW_QUEUE_MS or pool.mode != "running" or not pool.ready:
             continue
         cause, cure = _why_no_slot(pool)

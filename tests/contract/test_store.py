@@ -37,6 +37,22 @@ async def test_migrating_twice_and_at_once_gives_the_schema_of_the_tables(url: s
         await database.close()
 
 
+async def test_a_database_of_the_revision_before_is_brought_up(url: str) -> None:
+    await migrate(url)
+    database = Database(url)
+    try:
+        async with database.writing((0,)) as connection:
+            await connection.exec_driver_sql("DROP INDEX ledger_open_worker")
+            await connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+        async with database.reading() as connection:
+            assert len(await connection.run_sync(_differences)) == 1
+        await migrate(url)
+        async with database.reading() as connection:
+            assert await connection.run_sync(_differences) == []
+    finally:
+        await database.close()
+
+
 def _differences(connection: Connection) -> list[Any]:
     return list(compare_metadata(MigrationContext.configure(connection), tables.metadata))
 

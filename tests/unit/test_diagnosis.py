@@ -11,7 +11,7 @@ from schemas.failures import FailureKind as Kind
 from schemas.fleet_messages import PoolOrder, WorkerBeat
 from schemas.messages import Failure, RunTask, TaskClosed, TaskFailed, TaskSucceeded, Timing, Try, Usage
 from schemas.payload import Payload
-from services.core.diagnosis import BackendEvidence, Evidence, Finding, PoolEvidence, Probe, diagnose
+from services.core.diagnosis import FEW, BackendEvidence, Evidence, Finding, PoolEvidence, Probe, diagnose
 from services.core.diagnosis_fold import happened, pool_evidence
 from services.core.diagnosis_rules import RULES
 from services.core.fleet import Fleet, Pool
@@ -27,6 +27,11 @@ def found(**changes: Any) -> list[Finding]:
 
 def test_a_healthy_fleet_has_nothing() -> None:
     assert diagnose(HEALTHY, RULES) == []
+
+
+def test_a_few_waits_are_no_queue() -> None:
+    """The doctor's own probes of an idle pool with one slot wait for each other."""
+    assert found(queue_ms=(100.0, 900.0), succeeded=FEW - 1) == []
 
 
 @pytest.mark.parametrize(
