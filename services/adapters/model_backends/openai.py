@@ -5,15 +5,11 @@ What a server adds to OpenAI's answers, or leaves out of them, is made normal be
 
 A kept connection may have been closed by the server at the very moment a call was written to it. That call is
 RESET, which is retried by the one owner of retries: a POST is never sent twice from here.
-
-aiohttp's client: a streamed call costs it four fifths of the CPU of httpx over the same connections, and a
-tenth of httpx's own (measured). One try is one POST: nothing is repeated here, retries have one owner.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import quote, urlencode
@@ -23,16 +19,12 @@ import yarl
 
 from schemas.failures import FailureKind
 from services.adapters.model_backends.answer_bytes import Batch, SseAnswer, begun, is_sse, whole
-from services.adapters.model_backends.connections import BackendConnections
+from services.adapters.model_backends.http_calls import HttpCalls, error_body, fault_from, waits_of
 from services.adapters.model_backends.http_faults import LIBRARY_ERRORS, translated
 from services.core import backend_errors
-from services.core.backend_errors import Waits
 from services.core.fleet import Azure
 from services.ports import BackendFault, ModelCall
 
-_ERROR_BODY_S = 2.0
-_ERROR_BODY_BYTES = 64 * 1024
-_WRITTEN_AT_ONCE = 1024 * 1024
 _TRAILER_S = 0.05  # after [DONE] the end of the body follows at once, or the connection is given up
 
 
@@ -47,41 +39,28 @@ class OpenAIBackend:
         azure: Azure | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self.connections = BackendConnections(slots)
+        headers = {"accept": "text/event-stream, application/json"}
+        if api_key and azure is not None:
+            headers["api-key"] = api_key
+        elif api_key:
+            headers["authorization"] = f"Bearer {api_key}"
+        self._calls = HttpCalls(slots=slots, headers=headers, now_s=now_s)
+        self.connections = self._calls.connections
         self._azure = azure
         self._secrets = (api_key,) if api_key else ()
-        self._now_s = now_s
         self._urls: dict[tuple[str, str], yarl.URL] = {}
-        self._headers = {
-            "content-type": "application/json",
-            "accept": "text/event-stream, application/json",
-            "accept-encoding": "identity",
-            "user-agent": "chimera",
-        }
-        if api_key and azure is not None:
-            self._headers["api-key"] = api_key
-        elif api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
 
     async def aclose(self) -> None:
-        await self.connections.aclose()
+        await self._calls.aclose()
 
     async def answers(self, base_url: str) -> bool:
         """Whether the server says anything at all to `GET /v1/models` within two seconds."""
-        try:
-            async with self.connections.session(base_url).get(
-                self._url(base_url, "/v1/models"),
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=2.0),
-                allow_redirects=False,
-            ) as response:
-                return response.status < 500
-        except LIBRARY_ERRORS:
-            return False
+        status = await self._calls.status(base_url, self._path("/v1/models"))
+        return status is not None and status < 500
 
     async def events(self, call: ModelCall) -> AsyncIterator[Batch]:
         """See ports.ModelClient. RESET: broken before any event; INTERRUPTED: after one."""
-        response = await self._opened(call)
+        response = await self._calls.opened(call, self._url(call.base_url, call.path))
         content = False
         try:
             if response.status != 200:
@@ -111,25 +90,6 @@ class OpenAIBackend:
             resource = f"/deployments/{quote(azure.deployment, safe='')}{resource}"
         return f"/openai{resource}?{urlencode({'api-version': azure.api_version})}"
 
-    async def _opened(self, call: ModelCall) -> aiohttp.ClientResponse:
-        """The response with its head. Raises BackendFault."""
-        timeouts = call.timeouts
-        silence_s = max(timeouts.first_token_s, timeouts.idle_s) if call.streaming else timeouts.total_s
-        try:
-            async with asyncio.timeout(timeouts.first_token_s if call.streaming else timeouts.total_s):
-                return await self.connections.session(call.base_url).post(
-                    self._url(call.base_url, call.path),
-                    # Above a megabyte aiohttp wants a file: it is written in pieces, and the loop breathes.
-                    data=call.body if len(call.body) <= _WRITTEN_AT_ONCE else io.BytesIO(call.body),
-                    headers={**self._headers, "x-request-id": call.attempt, **call.headers},
-                    timeout=aiohttp.ClientTimeout(
-                        total=None, sock_connect=timeouts.connect_s, sock_read=silence_s
-                    ),
-                    allow_redirects=False,
-                )
-        except LIBRARY_ERRORS as error:
-            raise translated(error, answered=False, content=False) from None
-
     async def _answer(self, response: aiohttp.ClientResponse, streaming: bool) -> AsyncIterator[Batch]:
         pieces = aiter(response.content.iter_any())
         first = await begun(pieces) if streaming else b""
@@ -157,26 +117,9 @@ class OpenAIBackend:
             raise answer.fault
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> BackendFault:
-        body = b""
-        try:
-            async with asyncio.timeout(_ERROR_BODY_S):
-                async for data in response.content.iter_any():
-                    body += data
-                    if len(body) > _ERROR_BODY_BYTES:
-                        break
-        except LIBRARY_ERRORS:
-            pass  # the status alone says enough
-        headers = response.headers
-        waits = Waits(headers.get("retry-after"), headers.get("retry-after-ms"))
-        failure = backend_errors.of_response(response.status, body, waits, self._now_s(), self._secrets)
-        return BackendFault(
-            failure.kind,
-            failure.message,
-            status=failure.status,
-            code=failure.code,
-            param=failure.param,
-            retry_after_s=failure.retry_after_s,
-        )
+        body, waits = await error_body(response), waits_of(response)
+        now_s = self._calls.now_s()
+        return fault_from(backend_errors.of_response(response.status, body, waits, now_s, self._secrets))
 
 
 async def _trailer(pieces: AsyncIterator[bytes]) -> None:
