@@ -21,6 +21,7 @@ from services.worker_pools.held import Held
 from services.worker_pools.reports import Reports
 
 log = structlog.get_logger(__name__)
+MOST_WORKERS = 256  # beyond, those that the fleet does not know any more are forgotten
 _REMEMBERED = 4_096  # moves to a worker: no more are made between two of its beats
 
 
@@ -57,6 +58,8 @@ class Moving:
 
     def chosen(self, move: Move) -> None:
         """Counts at once, so that the next decision sees it."""
+        if len(self._sent_s) > MOST_WORKERS:
+            self._forget_strangers()
         self._sent_s[move.worker].append(self._view.now_s())
 
     async def send(self, held: Held, move: Move) -> None:
@@ -80,6 +83,11 @@ class Moving:
             partition=move.partition,
             hops=held.headers.hops + 1,
         )
+
+    def _forget_strangers(self) -> None:
+        """Who left comes back under another name: its moves would be kept for ever."""
+        for worker in [name for name in self._sent_s if self._view.table.member(name) is None]:
+            del self._sent_s[worker]
 
     def _pool_of(self, held: Held) -> str:
         """The pool of the lane it stands on: what its value says may be an earlier one."""
