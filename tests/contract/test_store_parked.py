@@ -91,9 +91,7 @@ async def test_open_tries_of_dead_workers_are_lost_in_the_partitions_that_are_as
     assert (ledger["a1"].verdict, ledger["a1"].ended_ms) == ("lost", 777)
     await apply(store, succeeded("t", "a1"), partition=2)
     back = (await rows(database, tables.ledger))["a1"]
-    assert (back.state, back.verdict, back.output_tokens) == ("ended", "outcome", 5), (
-        "heard of after all"
-    )
+    assert (back.state, back.verdict, back.output_tokens) == ("ended", "outcome", 5), "heard of after all"
 
 
 async def test_the_newest_stamp_of_a_partition(store: SqlBookkeeperStore) -> None:
