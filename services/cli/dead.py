@@ -19,7 +19,7 @@ from services.cli.running_fleet import find_fleet
 from services.core.dead_letters import DeadLetter, Filter, by_cause
 
 dead_app = App(name="dead", help="Dead letters: what could not be done, why, and once more.")
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 StateOption = Annotated[Path, Parameter(name="--state-dir")]
 _SHOWN_BYTES = 2_000
 

@@ -18,7 +18,7 @@ from services.core.diagnosis import Evidence, Finding, diagnose
 from services.core.diagnosis_rules import RULES
 
 doctor_app = App(name="doctor", help="Find out what ails a fleet, and what cures it.")
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 _SYMPTOMS = {
     "down": "does not work",
     "slow": "all slow",
@@ -66,7 +66,7 @@ def doctor(
 
 def _show(evidence: Evidence, findings: list[Finding], seconds: float) -> None:
     for finding in findings:
-        console.print(f"[bold]{_SYMPTOMS[finding.symptom]}[/bold]: ", end="")
+        console.print(f"{_SYMPTOMS[finding.symptom]}: ", style="bold", end="")
         console.print(f"{finding.where}: {finding.cause}", markup=False)
         console.print(f"  cure: {finding.cure}", markup=False)
     for pool in evidence.pools:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from services.runtime.fleet_file import load_fleet
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def check_fleet(fleet: Path = Path("fleet.yaml")) -> None:

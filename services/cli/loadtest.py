@@ -22,7 +22,7 @@ from loadtest.sharing.run import SharingOptions, run_sharing
 from services.adapters.kafka.traits import BrokerKind
 
 loadtest_app = App(name="loadtest", help="Benchmarks and fault schedules on real processes.")
-console = Console(highlight=False, soft_wrap=True, width=120)
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=120)
 
 
 @loadtest_app.command

@@ -18,7 +18,7 @@ from services.cli.run_record import stop_run
 from services.cli.up import Up, UpOptions
 from services.runtime.lifecycle import stop_event
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 StateOption = Annotated[
     Path, Parameter(name="--state-dir", help="where logs, data and the record of the run are")
 ]

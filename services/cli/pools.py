@@ -21,7 +21,7 @@ from services.core.fleet_table import DEAD_AFTER_S, FleetTable, Member, stall_bo
 from services.runtime.fleet_view import FleetView
 
 pools_app = App(name="pools", help="The pools: who works in them, and orders to pause, resume or drain one.")
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 StateOption = Annotated[Path, Parameter(name="--state-dir", help="where `chimera up` keeps its record")]
 BootstrapOption = Annotated[
     str | None, Parameter(name=("--bootstrap-servers", "--bootstrap"), help="of another fleet's broker")

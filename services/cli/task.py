@@ -23,7 +23,7 @@ from services.core.task_story import LanePlace, story
 from services.ports import StoreError
 
 task_app = App(name="task", help="One task: where it is, its attempts, what it cost.")
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 _WHO = ("attempt", "worker", "pool", "model")
 _COLUMNS = (*_WHO, "state", "verdict", "input_tokens", "output_tokens", "cost_usd")
 

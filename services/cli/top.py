@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from schemas.codec import SchemaError, decode
 from schemas.headers import to_text
@@ -27,7 +29,8 @@ from services.ports import BusError, InRecord, StartAt
 from services.runtime.fleet_view import FleetView
 
 top_app = App(name="top", help="The fleet as it works, live.")
-console = Console(highlight=False)
+_console = partial(Console, highlight=False, markup=False, emoji=False)
+console = _console()
 _PIPE_WIDTH = 160  # in a pipe there is no window whose width counts
 _EVERY_S = 1.0
 _BAR = 10
@@ -87,7 +90,7 @@ class _Watch:
         if as_json:
             print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
         else:
-            wide = console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+            wide = console if console.is_terminal else _console(width=_PIPE_WIDTH)
             wide.print(_table(rows, wide.width))
 
     async def live(self) -> None:
@@ -173,8 +176,9 @@ def _table(rows: Sequence[dict[str, Any]], width: int) -> Table:
     for heading in (*headings, "queue", "first", "trouble"):  # queue, first: p95 in ms
         table.add_column(heading, no_wrap=heading != "trouble")
     for row in rows:
-        workers = f"{row['ready']}" + (f" +{row['loading']} loading" if row["loading"] else "")
-        workers += f" [red]{row['dead']} dead[/red]" if row["dead"] else ""
+        workers = Text(f"{row['ready']}" + (f" +{row['loading']} loading" if row["loading"] else ""))
+        if row["dead"]:
+            workers.append(f" {row['dead']} dead", style="red")
         trouble = [f"{kind} {rate}/s" for kind, rate in row["failures_per_s"].items()] + row["backends"]
         cells = [row[name] for name in ("queued", "queue_s", "done_per_s", "tokens_per_s")]
         cells += [row["queue_ms"], row["first_token_ms"]]

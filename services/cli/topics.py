@@ -18,7 +18,7 @@ from services.adapters.kafka.traits import BrokerKind, traits_of
 from services.runtime.fleet_file import load_fleet
 
 topics_app = App(name="topics", help="The fleet's topics on the broker.")
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _wanted(fleet: Path) -> Sequence[TopicSpec]:
