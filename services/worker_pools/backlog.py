@@ -119,15 +119,15 @@ class Backlog:
         self._started[entry.task_id] = entry
         return held
 
-    def tried(self, held: Held, usage: Usage, failure: FailureKind | None, now_s: float) -> None:
-        """A try of a task that has a slot is over, with that usage."""
+    def tried(self, held: Held, usage: Usage, failure: FailureKind | None, ran_s: float) -> None:
+        """A try of a task that has a slot is over, after that many seconds and with that usage."""
         entry = self._started.get(held.task_id)
         if entry is None or failure is FailureKind.EVICTED:
             return
         used = used_tokens(usage.input_tokens, usage.output_tokens)
         if failure is None:
             used = used or entry.tokens  # a tool counts none, and is no free ride
-            self.times.saw(held.priority, held.headers.tokens, used, now_s - held.started_s)
+            self.times.saw(held.priority, held.headers.tokens, used, ran_s)
         held.used_tokens = used
 
     def ended(self, held: Held) -> None:

@@ -113,10 +113,11 @@ class Serving:
                 announced = True
                 self._reports.later(self._reports.announced(held, run, redelivered=False))
 
+        began_s = asyncio.get_running_loop().time()
         with self._spans.begun(held, task, run) as span:
             end = await self._tries.run(held, ready, run, watch, announce, span.headers, lease)
             span.tell(end.failure, end.usage)
-        self._note(held, task, end)
+        self._note(held, task, end, asyncio.get_running_loop().time() - began_s)
         return self._endings.settle(held, task.kind, task.keep_answer, end)
 
     def _stopped_unstarted(self, held: Held, verdict: Verdict) -> After | None:
@@ -132,11 +133,11 @@ class Serving:
         failure = Failure(kind=verdict.kind, message=words_for(verdict.kind))
         return TryEnd(run, self._reports.now_ms(), Usage(), Timing(), None, failure, verdict)
 
-    def _note(self, held: Held, task: RunTask, end: TryEnd) -> None:
+    def _note(self, held: Held, task: RunTask, end: TryEnd, ran_s: float) -> None:
         self._count(end)
         failure = end.failure
         kind = None if failure is None else failure.kind
-        self._desk.backlog.tried(held, end.usage, kind, self._clock.now_s())
+        self._desk.backlog.tried(held, end.usage, kind, ran_s)
         if failure is None or failure.kind not in _NEVER_ANSWERED:
             self.answered = True
         log.info(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from loadtest.model_server.process import ModelServerProcess
 from schemas.failures import FailureKind
 from schemas.messages import AttemptFailed, AttemptStarted, TaskFailed, TaskParked, TaskSucceeded
+from services.adapters.wall_clock import WallClock
 from tests.integration.worker_rig import NAMES, POOL, WorkerRig, chat, openai_rig, scripted, until
 
 ONE = replace(POOL, slots=1)
@@ -154,3 +156,16 @@ async def test_a_cancelled_task_is_let_go_of_wherever_it_waits(rig: WorkerRig, p
         running.worker.assigned("interactive")
     assert len(crew.backlog) == 0
     await rig.commits_reach(1)
+
+
+async def test_a_clock_that_is_set_back_teaches_no_wrong_times(
+    rig: WorkerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_s = [0.0]
+    monkeypatch.setattr(WallClock, "now_s", lambda _: time.time() - back_s[0])
+    running = await rig.work()
+    task_id = await rig.submit(scripted(delay_s=0.3))
+    await rig.started(task_id)
+    back_s[0] = 3_600.0
+    await rig.end(task_id)
+    assert 0.2 < running.worker._crew.backlog.times.expected_s("interactive", 0) < 60
