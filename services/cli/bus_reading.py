@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from schemas.codec import SchemaError, Unknown, decode_fleet
 from schemas.headers import to_text
 from services.adapters.kafka.assignment import GroupTopic, committed
+from services.adapters.kafka.end_offsets import end_offsets
 from services.adapters.kafka.faults import LIBRARY_FAULTS, bus_error
 from services.adapters.kafka.log_reader import KafkaLogReader
 from services.adapters.kafka.publisher import KafkaPublisher
@@ -91,6 +92,20 @@ async def committed_offsets(running: RunningFleet, group: str, topic: str) -> di
     except LIBRARY_FAULTS as fault:
         raise bus_error(f"offsets of {group}", fault) from fault
     return {partition: offset for partition, (offset, _) in found.items()}
+
+
+async def undone(running: RunningFleet, group: str, topic: str) -> int:
+    """How many offsets of a topic its group has not committed. Raises BusError."""
+    done = await committed_offsets(running, group, topic)
+    ends = await end_offsets(
+        running.bootstrap_servers,
+        running.traits,
+        topic=topic,
+        partitions=range(running.fleet.partitions),
+        client_id="chimera-cli",
+        timeout_s=_ADMIN_TIMEOUT_S,
+    )
+    return sum(max(0, end - max(0, done.get(partition, 0))) for partition, end in ends.items())
 
 
 @asynccontextmanager

@@ -13,8 +13,7 @@ from schemas.messages import Message, RunTask
 from schemas.topics import PRIORITIES
 from services.adapters.database.engine import Database
 from services.adapters.kafka import topic_admin
-from services.adapters.kafka.end_offsets import end_offsets
-from services.cli.bus_reading import committed_offsets, publisher_of, read_fleet, read_topic
+from services.cli.bus_reading import publisher_of, read_fleet, read_topic, undone
 from services.cli.doctor_probes import ask_all
 from services.cli.running_fleet import RunningFleet
 from services.core.dead_letters import DeadLetter, by_cause
@@ -46,7 +45,7 @@ async def gather(running: RunningFleet, window_s: float, probes: int) -> Evidenc
         bus_ms=bus_ms,
         database_up=database_up,
         edge_up=edge_up,
-        books_behind=await _books_behind(running),
+        books_behind=await undone(running, running.names.bookkeeper_group, running.names.results),
         topics_wrong=tuple(wrong),
         sessions=seen.sessions,
         moved_sessions=seen.moved_sessions,
@@ -100,20 +99,6 @@ async def _dead(running: RunningFleet, start: StartAt) -> dict[str, int]:
         if r.timestamp_ms >= (start.time_ms or 0)
     ]
     return {cause.cause: cause.count for cause in by_cause(letters)}
-
-
-async def _books_behind(running: RunningFleet) -> int:
-    topic = running.names.results
-    done = await committed_offsets(running, running.names.bookkeeper_group, topic)
-    ends = await end_offsets(
-        running.bootstrap_servers,
-        running.traits,
-        topic=topic,
-        partitions=range(running.fleet.partitions),
-        client_id="chimera-doctor",
-        timeout_s=_TIMEOUT_S,
-    )
-    return sum(max(0, end - max(0, done.get(partition, 0))) for partition, end in ends.items())
 
 
 async def _database_up(running: RunningFleet) -> bool:

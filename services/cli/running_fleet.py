@@ -39,10 +39,16 @@ class RunningFleet:
 
 
 def find_fleet(state_dir: Path, environment: Mapping[str, str] | None = None) -> RunningFleet:
-    """The environment wins over the run's record. Raises ValueError where neither names a broker."""
+    """The environment wins over the run's record; where it names another broker, nothing of the record holds.
+
+    Raises ValueError where neither names one.
+    """
     said = dict(os.environ if environment is None else environment)
     record = RunRecord.read(StateDir(state_dir).run_file)
-    variables = {**(record.variables if record is not None else {}), **said}
+    recorded = record.variables if record is not None else {}
+    if said.get(_BOOTSTRAP, recorded.get(_BOOTSTRAP)) != recorded.get(_BOOTSTRAP):
+        record, recorded = None, {}
+    variables = {**recorded, **said}
     if not variables.get(_BOOTSTRAP):
         raise ValueError(f"no fleet runs from {state_dir}: start one (chimera up), or set {_BOOTSTRAP}")
     broker = variables.get("CHIMERA_BROKER", "external")

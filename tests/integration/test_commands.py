@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from infra.process import free_port
 from services.cli import bus_reading
 from services.cli.__main__ import app, run
+from services.cli.run_record import ProcessMark, RunRecord
+from services.cli.running_fleet import find_fleet
 
 FLEET = """
 version: 1
@@ -85,6 +88,18 @@ def test_a_state_directory_that_is_a_file_is_named(
     code, _, error = ended(capsys, *command.split(), "--state-dir", str(nobody / "fleet.yaml"))
     assert code == 1
     assert "Not a directory" in error
+
+
+def test_of_a_record_nothing_is_said_of_another_broker(nobody: Path) -> None:
+    mine = {"CHIMERA_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1", "CHIMERA_BROKER": "local"}
+    up = ProcessMark.of("up", os.getpid())
+    RunRecord(up, (), True, "http://127.0.0.1:2", "curl", mine).write(nobody / "run.json")
+    shared = {"CHIMERA_FLEET_FILE": str(nobody / "fleet.yaml")}
+    same = find_fleet(nobody, shared)
+    assert (same.bootstrap_servers, same.broker, same.url) == ("127.0.0.1:1", "local", "http://127.0.0.1:2")
+    other = find_fleet(nobody, {**shared, "CHIMERA_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:3"})
+    assert (other.bootstrap_servers, other.broker, other.url) == ("127.0.0.1:3", "external", None)
+    assert (nobody / "run.json").stat().st_mode & 0o077 == 0  # a database's password may be in it
 
 
 def test_a_command_imports_no_other_ones_needs() -> None:
