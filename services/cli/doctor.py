@@ -19,6 +19,7 @@ from services.core.diagnosis_rules import RULES
 
 doctor_app = App(name="doctor", help="Find out what ails a fleet, and what cures it.")
 console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+_GRAVE = 0.5  # what weighs less is advice
 _SYMPTOMS = {
     "down": "does not work",
     "slow": "all slow",
@@ -39,7 +40,7 @@ def doctor(
 ) -> None:
     """Look at heartbeats, the log of the last minutes and a few probes; name causes and cures.
 
-    Exits 1 where something was found.
+    Exits 1 where something grave was found.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ def doctor(
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
     else:
         _show(evidence, findings, time.monotonic() - began)
-    if findings:
+    if any(finding.weight >= _GRAVE for finding in findings):
         raise SystemExit(1)
 
 

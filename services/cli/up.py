@@ -210,8 +210,9 @@ class Up:
 
     async def _stop(self) -> None:
         self._say("stopping")
-        for process in reversed(self._services()):
-            await process.stop()
+        # The edge first; then the workers side by side, for each may drain; last who keeps their books.
+        for processes in (self._others[1:], list(self._pools.workers.values()), self._others[:1]):
+            await stop_all(processes)
         await stop_all(list(self._pools.models.values()))
         await self._broker.stop()
         self._options.state.run_file.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from schemas.failures import FailureKind
 from schemas.messages import Failure
 from schemas.topics import TopicNames
 from services.core.reroute import Fail, Here, Move, Park, Stay, reroute
-from services.ports import BlobStore, Clock, GroupSource, InRecord
+from services.ports import BlobStore, Clock, GroupSource, InRecord, RecordTooLargeError
 from services.runtime.current_fleet import CurrentFleet
 from services.runtime.set_aside import fitted
 from services.worker_pools.claimed_body import claim_body
@@ -95,7 +95,11 @@ class AdoptedLane:
         )
         task = asyncio.create_task(self._settle(found, position))
         self._under_way[position.spot] = task
-        task.add_done_callback(lambda _: self._under_way.pop(position.spot, None))
+        task.add_done_callback(lambda ended: self._over(position, ended))
+
+    def _over(self, position: Position, ended: asyncio.Task[None]) -> None:
+        if self._under_way.get(position.spot) is ended:
+            del self._under_way[position.spot]
 
     def read_on(self) -> None:
         """Every record is on its way already."""
@@ -146,7 +150,10 @@ class AdoptedLane:
         match step:
             case Move():
                 parts.moving.chosen(step)
-                await parts.moving.send(held, step)
+                try:
+                    await parts.moving.send(held, step)
+                except RecordTooLargeError:  # parked, its body is a claim, and the next move fits
+                    await self._park(held, now_s)
             case Park():
                 await self._park(held, step.due_s)
             case Fail():
