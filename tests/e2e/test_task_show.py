@@ -26,9 +26,7 @@ async def test_an_ended_task_is_shown_with_its_attempts_and_its_cost(fleet: Scri
 
 async def test_a_running_task_is_shown_with_its_worker(fleet: Scripted) -> None:
     marker = new_marker()
-    asking = asyncio.create_task(
-        ask(fleet.stage.url, body(marker, {"chunks": 60, "chunk_interval_s": 0.2}))
-    )
+    asking = asyncio.create_task(ask(fleet.stage.url, body(marker, {"chunks": 60, "chunk_interval_s": 0.2})))
     await fleet.at_work(marker)
     evidence = await everything(fleet)
     task_id = next(task for task, request in evidence.accepted.items() if request == marker)
