@@ -18,6 +18,8 @@ import structlog
 
 REDACTED = "[redacted]"
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
+_SELDOM_S = 1.0
+_MOST_LINES = 256  # that are remembered
 _SHORTEST_SECRET = 8  # anything shorter would black out ordinary words
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
@@ -65,6 +67,27 @@ def secrets_of(environment: Mapping[str, str], more_names: Iterable[str] = ()) -
     return [v for name, v in environment.items() if name in named or _SECRET_NAME.search(name.upper())]
 
 
+class Seldom(logging.Filter):
+    """The same line of a library at most once per second: aiokafka asks again for a topic or a leader that is
+    missing as fast as the broker answers, and says so every time (600 lines a second were seen)."""
+
+    def __init__(self, loggers: tuple[str, ...]) -> None:
+        super().__init__()
+        self._loggers = loggers
+        self._said_s: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(self._loggers):
+            return True
+        line = record.name, f"{record.msg} {record.args}"
+        if record.created - self._said_s.get(line, float("-inf")) < _SELDOM_S:
+            return False
+        if len(self._said_s) >= _MOST_LINES:
+            self._said_s.clear()
+        self._said_s[line] = record.created
+        return True
+
+
 def setup_logging(service: str, *, level: str = "info", secret_names: Iterable[str] = ()) -> None:
     """JSON lines on stderr for structlog and the standard library alike; call once, before anything runs."""
     redact = Redactor(secrets_of(os.environ, secret_names))
@@ -98,6 +121,7 @@ def setup_logging(service: str, *, level: str = "info", secret_names: Iterable[s
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last, _as_text],
         )
     )
+    handler.addFilter(Seldom(("aiokafka",)))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.INFO))

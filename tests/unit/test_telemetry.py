@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Link
 
 from services.adapters.span_export import RedactingExporter
-from services.adapters.telemetry import REDACTED, Redactor, secrets_of, setup_tracing
+from services.adapters.telemetry import REDACTED, Redactor, Seldom, secrets_of, setup_tracing
 from services.ingress.tracing import served_request
 
 PROGRAM = """
@@ -119,3 +119,29 @@ def test_r8_a_span_is_redacted_wherever_it_has_text() -> None:
     assert [event.name for event in span.events] == ["exception"]
     assert span.links[0].context == other.get_span_context()
     provider.shutdown()
+
+
+def test_a_library_says_the_same_line_once_a_second() -> None:
+    """aiokafka says that a topic is missing at every answer of the broker: once a second is enough."""
+    seldom = Seldom(("aiokafka",))
+
+    def said(name: str, topic: str, at_s: float) -> bool:
+        record = logging.LogRecord(name, logging.ERROR, "", 0, "Topic %s not found", (topic,), None)
+        record.created = at_s
+        return bool(seldom.filter(record))
+
+    times = [10.0 + 0.01 * number for number in range(250)]
+    assert sum(said("aiokafka.cluster", "fleet", at_s) for at_s in times) == 3
+    assert said("aiokafka.cluster", "other", times[-1]), "another line"
+    assert all(said("services.worker", "fleet", at_s) for at_s in times), "our own lines"
+    assert sum(said("aiokafka.cluster", f"t{number}", 20.0) for number in range(2_000)) == 2_000
+    assert len(seldom._said_s) <= 256
+
+
+def test_the_services_log_says_a_librarys_line_once() -> None:
+    program = (
+        "import logging; from services.adapters.telemetry import setup_logging; setup_logging('test');"
+        "[logging.getLogger('aiokafka.cluster').error('Topic %s not found', 'fleet') for _ in range(50)]"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert 1 <= len(done.stderr.splitlines()) <= 5

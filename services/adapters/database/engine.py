@@ -17,12 +17,13 @@ from typing import Any
 import asyncpg
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from services.ports import RowsRefused, StoreError
 
 _READS = "chimera_reads"
+_NO_URL = "CHIMERA_DATABASE_URL: expected postgresql://user:password@host/name or sqlite:///path"
 _LOCK_SPACE = 0x43484D52  # of PostgreSQL's advisory locks, so that others' numbers are not ours
 # Drivers raise their own errors past SQLAlchemy while a connection is being made.
 _LIBRARY_ERRORS = (
@@ -101,7 +102,13 @@ def _refuses_values(error: BaseException) -> bool:
 
 
 def _with_driver(url: str) -> URL:
-    made = make_url(url)
+    """Raises ValueError; the text never has the URL, for a password may be in it."""
+    try:
+        made = make_url(url)
+    except ArgumentError:
+        raise ValueError(_NO_URL) from None
+    if made.get_backend_name() not in ("postgresql", "sqlite"):
+        raise ValueError(_NO_URL)
     drivers = {"postgresql": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
     return made.set(drivername=drivers.get(made.drivername, made.drivername))
 
