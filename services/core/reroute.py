@@ -224,7 +224,8 @@ def _move(task: TaskFacts, here: Here, fleet: FleetSnapshot, station: Station) -
     own = stable_partition(task.session_id or task.task_id, fleet.partitions)
     if task.sticky and here.cause not in _FOR_LOAD:
         return Move(lane, own, station.pool, station.worker)
-    owned = station.owns.get(lane, ())
+    # A record for a partition that is none would never be acknowledged, and the task never let go of.
+    owned = [each for each in station.owns.get(lane, ()) if 0 <= each < fleet.partitions]
     partition = owned[stable_partition(task.task_id, len(owned))] if owned else own
     return Move(lane, partition, station.pool, station.worker)
 

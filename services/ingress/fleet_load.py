@@ -151,6 +151,8 @@ class FleetLoad:
         avoid: set[int] = set()
         for station in self._stations:
             for partition in station.owns.get(topic, ()):
+                if not 0 <= partition < self._fleet.now.partitions:
+                    continue  # nothing can be sent there, whoever says that it is his
                 if station.standing in ("ready", "stuck"):
                     owners[partition] = station
                 elif station.standing == "draining":

@@ -91,6 +91,15 @@ async def test_tasks_go_to_ready_workers_and_to_the_shorter_queue(bench: Bench) 
         assert set(chosen) <= {0, 1}
 
 
+async def test_nothing_is_sent_to_a_partition_that_is_none(bench: Bench) -> None:
+    """Who says that he owns one more than there are is no owner of it: its record could not be written."""
+    async with bench.http() as client, beating(bench, "w1", owns=owns(-1, 0, PARTITIONS, 99), in_flight=0):
+        await eventually(lambda: bench.ingress.view.table.ready("chat-fast", bench.ingress.view.now_s()))
+        await asyncio.sleep(0.1)  # a snapshot's life
+        chosen = [(await sent(bench, client, ask(model="chat-fast"))).partition for _ in range(8)]
+    assert set(chosen) <= set(range(PARTITIONS))
+
+
 async def test_a_session_stays_soft_until_its_owner_is_busy_sticky_always(bench: Bench) -> None:
     own = stable_partition("s1", PARTITIONS)
     others = [partition for partition in range(PARTITIONS) if partition != own]

@@ -20,6 +20,7 @@ from services.core.reroute import (
 )
 from tests.reroute_cases import (
     LAW,
+    NAMES,
     NOW_S,
     PARTITIONS,
     POOLS,
@@ -68,6 +69,18 @@ def test_a_tail_stays_where_nobody_is_free_or_little_is_gained() -> None:
     assert reroute(task(), here("tail"), fleet(busy), LAW, NOW_S) == Stay()
     assert reroute(task(), here("tail", wait_s=0.3), fleet(station("a")), LAW, NOW_S) == Stay()
     assert reroute(task(), here("tail"), fleet(station("a", usual_s=20.0)), LAW, NOW_S) == Stay()
+
+
+@pytest.mark.parametrize(("owned", "chosen"), [((99, -1, 3), 3), ((PARTITIONS,), None)])
+def test_nothing_moves_to_a_partition_that_is_none(owned: tuple[int, ...], chosen: int | None) -> None:
+    """Its record could not be written, and the task would never be let go of."""
+    moving = [task(task_id=f"t{number}") for number in range(20)]
+    to = fleet(station("b", owns={NAMES.lane("b", moving[0].priority): owned}))
+    for one in moving:
+        step = reroute(one, here("tail"), to, LAW, NOW_S)
+        assert isinstance(step, Move)
+        own = stable_partition(one.task_id, PARTITIONS)
+        assert step.partition == (own if chosen is None else chosen)
 
 
 def test_the_load_moves_a_task_once() -> None:
