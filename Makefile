@@ -5,6 +5,8 @@ BIN := .venv/bin
 PORT ?= 8080
 # Most tests wait for real processes most of the time, so more of them run at once than there are cores.
 JOBS ?= 3
+# Whole fleets of processes are another matter: each takes half a minute of a core to start.
+FLEETS ?= 2
 STATE ?= .chimera
 .PHONY: help up down test check bench fmt schemas lock clean
 
@@ -27,7 +29,8 @@ down: .venv/ready ## stop exactly what `make up` started
 	@$(BIN)/chimera down --state-dir $(STATE)
 
 test: .venv/ready ## all tests, with the real brokers and databases that they start themselves
-	@$(BIN)/pytest -q -n $(JOBS) --dist loadfile
+	@$(BIN)/pytest -q -n $(JOBS) --dist loadfile --ignore tests/e2e
+	@$(BIN)/pytest -q -n $(FLEETS) --dist loadfile tests/e2e
 
 check: .venv/ready ## lint, format, types, import contracts, generated schemas
 	@$(BIN)/ruff check .

@@ -48,6 +48,7 @@ class IngressKnobs:
             commit_every_s=self.commit_every_s * factor,
             submissions_poll_ms=max(20, int(self.submissions_poll_ms * factor)),
             blobs_every_s=self.blobs_every_s * factor,
+            floor_ttl_s=self.floor_ttl_s * factor,
         )
 
 

@@ -25,8 +25,8 @@ async def test_what_ran_out_of_tries_is_grouped_shown_and_done_once_more(fleet: 
     old = [tasks[marker] for marker in markers]
 
     groups = await chimera(fleet.stage, "dead", "list", "--cause", "out of tries")
-    assert [group["cause"] for group in groups] == ["out of tries: server_error"]
-    assert groups[0]["count"] >= 2
+    counts = {group["cause"]: group["count"] for group in groups}
+    assert counts["out of tries: server_error"] >= 2
     (letter,) = [one for one in await chimera(fleet.stage, "dead", "list", "--each") if one["task"] == old[0]]
     assert letter["tries"] == 3
     shown = await chimera(fleet.stage, "dead", "show", old[0])

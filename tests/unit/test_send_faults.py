@@ -29,4 +29,5 @@ async def test_what_could_not_be_sent_is_counted_by_producer() -> None:
         'chimera_worker_producers_replaced_total{pool="fast",producer="durable"} 0.0',
         'chimera_worker_producers_replaced_total{pool="fast",producer="chunks"} 0.0',
         'chimera_worker_chunks_dropped_total{pool="fast"} 7.0',
+        'chimera_worker_beats_unacknowledged_total{pool="fast"} 0.0',
     }
