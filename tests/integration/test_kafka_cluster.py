@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from infra.kafka.cluster import KafkaCluster
 from schemas.topics import TopicNames, TopicSpec, fleet_topics
 from services.adapters.kafka import topic_admin
 from services.adapters.kafka.traits import traits_of
+from services.ports import BusError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TRAITS = traits_of("kafka")
@@ -98,20 +99,39 @@ async def test_topics_of_a_fleet_have_three_copies_of_which_two_must_be_there(
     """So acks=all is worth what it says; and the services find nothing amiss."""
     topics = fleet_topics(TopicNames(fleet_prefix), ["chat-fast"], 2)
     await topic_admin.apply(topics, cluster.bootstrap_servers, TRAITS)
+    names = [topic.name for topic in topics]
+    expected = ({name: {3} for name in names}, {name: {"2"} for name in names})
     admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     await admin.start()
-    try:
-        names = [topic.name for topic in topics]
-        found = await admin.describe_topics(names)
-        asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
-        answers = [one for response in await admin.describe_configs(asked) for one in response.resources]
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE_S
+    try:  # each request goes to any node, and one that lags behind does not know all of them yet
+        while (seen := await _copies(admin, names)) != expected and loop.time() < deadline:
+            await asyncio.sleep(0.1)
     finally:
         await admin.close()
-    assert {len(part["replicas"]) for topic in found for part in topic["partitions"]} == {3}
-    assert {entry[1] for answer in answers for entry in answer[4] if entry[0] == "min.insync.replicas"} == {
-        "2"
-    }
-    assert await topic_admin.check(topics, cluster.bootstrap_servers, TRAITS) == ()
+    assert seen == expected
+    while faults := await _faults(cluster, topics):
+        assert loop.time() < deadline, faults
+        await asyncio.sleep(0.1)
+
+
+async def _copies(admin: Any, names: list[str]) -> tuple[dict[str, set[int]], dict[str, set[str]]]:
+    """By topic: how many copies its partitions have, and how many of them must be there."""
+    found = await admin.describe_topics(names)
+    asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+    answers = [one for response in await admin.describe_configs(asked) for one in response.resources]
+    return (
+        {topic["topic"]: {len(part["replicas"]) for part in topic["partitions"]} for topic in found},
+        {one[3]: {entry[1] for entry in one[4] if entry[0] == "min.insync.replicas"} for one in answers},
+    )
+
+
+async def _faults(cluster: KafkaCluster, topics: Sequence[TopicSpec]) -> object:
+    try:
+        return await topic_admin.check(topics, cluster.bootstrap_servers, TRAITS)
+    except BusError as error:
+        return error
 
 
 async def test_nothing_is_lost_or_doubled_while_nodes_die_hang_and_come_back(
