@@ -48,7 +48,7 @@ async def ask_streamed(url: str, fields: dict[str, Any]) -> str:
         async with request as answer:
             assert answer.status_code == httpx.codes.OK, (await answer.aread()).decode()
             lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]
-    assert lines[-1:] == ["data: [DONE]"]
+    assert lines[-1:] == ["data: [DONE]"], lines[-2:]
     events = [httpx.Response(200, content=line.removeprefix("data: ")).json() for line in lines[:-1]]
     assert not any("error" in event for event in events), events
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
@@ -95,7 +95,7 @@ async def ready(fleet: Scripted, name: str) -> None:
 
     async def look() -> bool | None:
         try:
-            async with httpx.AsyncClient(timeout=2.0, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
                 return True if (await client.get(url)).status_code == httpx.codes.OK else None
         except httpx.HTTPError:
             return None

@@ -19,8 +19,12 @@ from loadtest.stage import Stage, StageOptions
 from services.adapters.kafka.traits import BrokerKind
 
 T = TypeVar("T")
-PATIENCE_S = 60.0  # for what must happen; nothing waits that long when it works
+PATIENCE_S = 120.0  # for what must happen; nothing waits that long when it works
 POLL_S = 0.05
+
+SHORT = "{connect_s: 1.0, first_token_s: 6.0, idle_s: 2.0, total_s: 60.0, min_tokens_per_s: 3.0}"
+# Where none of them is tested.
+PATIENT = "{connect_s: 30.0, first_token_s: 60.0, idle_s: 60.0, total_s: 240.0}"
 
 SCRIPTED_POOL = """
   - name: scripted
@@ -30,7 +34,7 @@ SCRIPTED_POOL = """
     features: [tools, json_object, json_schema, logprobs, completions]
     context_tokens: {context_tokens}
     price: {{input_per_mtok: 1.0, output_per_mtok: 2.0}}
-    timeouts: {{connect_s: 1.0, first_token_s: 6.0, idle_s: 2.0, total_s: 60.0, min_tokens_per_s: 3.0}}
+    timeouts: {timeouts}
     breaker: {{min_calls: 100000}}  # what is broken here on purpose is asked for by the task
 """
 
@@ -116,13 +120,16 @@ async def scripted_fleet(
     *,
     slots: int = 32,
     context_tokens: int = 8192,
+    timeouts: str = SHORT,
     nodes: int = 1,
     more_pools: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Scripted]:
     """Runs until the block ends; everything it started is stopped by pid. `environment`: of the services."""
     async with ModelServerProcess(model="breaking", chunks=6) as server:
-        pool = SCRIPTED_POOL.format(base_url=server.base_url, slots=slots, context_tokens=context_tokens)
+        pool = SCRIPTED_POOL.format(
+            base_url=server.base_url, slots=slots, context_tokens=context_tokens, timeouts=timeouts
+        )
         pools = pool + more_pools
         prefix = f"e{uuid.uuid4().hex[:8]}."
         fleet = f"version: 1\nprefix: {prefix}\npartitions: 4\npools:{pools}"

@@ -21,7 +21,7 @@ from loadtest.kills.evidence import read_all
 from schemas.payload import REQUEST_LIMIT_BYTES
 from schemas.topics import TopicNames
 from tests.e2e.fault_fleet import ask, ask_streamed, body, outcomes, pid_of, text_of
-from tests.e2e.staged import Scripted, new_marker, scripted_fleet, until
+from tests.e2e.staged import PATIENT, Scripted, new_marker, scripted_fleet, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB = 1024 * 1024
@@ -35,7 +35,7 @@ WORDS = 300_000  # 1.7 MB
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(kafka_possible: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scripted]:
     workdir = tmp_path_factory.mktemp("slow-readers")
-    async with scripted_fleet(workdir, "kafka", context_tokens=2 * WORDS) as running:
+    async with scripted_fleet(workdir, "kafka", context_tokens=2 * WORDS, timeouts=PATIENT) as running:
         yield running
 
 
@@ -46,8 +46,17 @@ class SlowReader:
     socket: socket.socket
     read: bytearray
 
-    async def drip(self) -> None:
-        """1 kB a second, until the other side ends it."""
+    @asynccontextmanager
+    async def dripping(self) -> AsyncIterator[None]:
+        """1 kB a second, until the other side ends it or the block is left."""
+        task = asyncio.create_task(self._drip())
+        try:
+            yield
+        finally:  # before the socket is closed: a read left behind would spoil the loop for the next socket
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _drip(self) -> None:
         while await self.some(256):
             await asyncio.sleep(0.25)
 
@@ -80,7 +89,7 @@ async def slow_reader(fleet: Scripted, marker: str, script: dict[str, Any]) -> A
 
 async def shown(fleet: Scripted, name: str) -> float:
     """A figure of the ingress that has no labels."""
-    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
         text = (await client.get(f"{fleet.stage.url}/metrics")).text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return sum(sample.value for sample in samples if sample.name == name)
@@ -108,8 +117,7 @@ async def test_s10_a_reader_of_a_kilobyte_a_second_is_cut_off_and_nobody_else_no
     ingress = psutil.Process(pid_of(fleet, "ingress"))
     await ask_streamed(fleet.stage.url, body(new_marker(), stream=True))  # imports and buffers are there
     start_bytes, most_bytes = ingress.memory_info().rss, 0
-    async with slow_reader(fleet, marker, large_stream()) as reader:
-        dripping = asyncio.create_task(reader.drip())
+    async with slow_reader(fleet, marker, large_stream()) as reader, reader.dripping():
         while not fleet.attempts(marker):
             other = new_marker()
             fields = body(other, {"text": f"a {other} b", "chunks": 3, "chunk_interval_s": 0.05}, stream=True)
@@ -118,25 +126,36 @@ async def test_s10_a_reader_of_a_kilobyte_a_second_is_cut_off_and_nobody_else_no
         print(f"the ingress grew by {(most_bytes - start_bytes) / MIB:.1f} MiB")
         assert most_bytes - start_bytes < GROWTH_BYTES
         assert '"slow_reader"' in await cut_off(fleet, marker)
-        dripping.cancel()
-        await asyncio.gather(dripping, return_exceptions=True)
     (attempt,) = fleet.attempts(marker)
     assert attempt.outcome == "disconnected"
     assert attempt.chunks < PIECES * CHOICES
-    assert await outcomes(fleet, [marker]) == {marker: ["TaskClosed"]}
+    assert await first_outcome(fleet, marker) == "TaskClosed"
     assert await shown(fleet, "chimera_slow_readers_total") == before + 1
 
 
+async def first_outcome(fleet: Scripted, marker: str) -> str:
+    async def look() -> str | None:
+        return next(iter((await outcomes(fleet, [marker]))[marker]), None)
+
+    return await until(look, f"the outcome of {marker}")
+
+
 async def test_s10_a_reader_that_wakes_up_is_told_why_its_stream_ends(fleet: Scripted) -> None:
-    marker = new_marker()
-    async with slow_reader(fleet, marker, large_stream()) as reader:
-        await fleet.ended(marker)
-        while await reader.some(MIB) and not reader.read.endswith(b"0\r\n\r\n"):
-            pass
-    lines = [line for line in bytes(reader.read).split(b"\r\n") if line.startswith(b"data: ")]
+    """If it makes room within 5 s: the ingress waits no longer, and this process may not have run in them."""
+
+    async def last_word() -> bytes | None:
+        marker = new_marker()
+        async with slow_reader(fleet, marker, large_stream()) as reader:
+            await fleet.ended(marker)
+            while await reader.some(MIB) and not reader.read.endswith(b"0\r\n\r\n"):
+                pass
+        assert len(reader.read) < ANSWER_BYTES
+        return bytes(reader.read) if reader.read.endswith(b"0\r\n\r\n") else None
+
+    read = await until(last_word, "a stream that ends with a word")
+    lines = [line for line in read.split(b"\r\n") if line.startswith(b"data: ")]
     events = [orjson.loads(event[6:]) for event in lines[-1].split(b"\n\n") if event]
     assert events[-1]["error"]["code"] == "slow_reader"
-    assert len(reader.read) < ANSWER_BYTES
 
 
 async def test_q11_a_large_prompt_arrives_whole_and_the_others_go_on(fleet: Scripted) -> None:

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from loadtest.model_server.process import ModelServerProcess
 from loadtest.stage import Stage, StageOptions
 from services.adapters.kafka.traits import BrokerKind
-from tests.e2e.staged import SCRIPTED_POOL, Scripted, until
+from tests.e2e.staged import SCRIPTED_POOL, SHORT, Scripted, until
 
 UPSTREAM = "up-5f2c9e71d0b84a33"
 """The secret that the pool's backend is called with; its variable is not named like one."""
@@ -120,7 +120,7 @@ class Traced:
 
     async def metrics(self) -> dict[str, str]:
         """/metrics of every process by its name."""
-        async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
             urls = {name: one.spec.ready_url for name, one in self.fleet.stage.services.items()}
             answers = {
                 name: await client.get(url.removesuffix("/readyz") + "/metrics") for name, url in urls.items()
@@ -135,7 +135,7 @@ async def traced_fleet(workdir: Path, broker: BrokerKind) -> AsyncIterator[Trace
         collecting() as (collector, endpoint),
         ModelServerProcess(model="breaking", chunks=6) as server,
     ):
-        pool = SCRIPTED_POOL.format(base_url=server.base_url, slots=8, context_tokens=8192)
+        pool = SCRIPTED_POOL.format(base_url=server.base_url, slots=8, context_tokens=8192, timeouts=SHORT)
         pool += "    api_key: env:UPSTREAM_PASS\n"
         text = f"version: 1\nprefix: traced.\npartitions: 4\npools:{pool}"
         environment = {
