@@ -111,7 +111,7 @@ async def test_as_many_inputs_as_openai_takes_go_in_one_call(embedding: Embeddin
 async def test_what_is_wrong_is_a_400_that_names_it(
     embedding: Embedding, model: str, body: dict[str, object], param: str
 ) -> None:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
         url = f"{embedding.fleet.base_url}/embeddings"
         answer = await client.post(url, json={"model": model, **body})
     assert answer.status_code == 400
@@ -178,7 +178,7 @@ async def test_a_stream_ends_with_done_once_whatever_the_backend_did(
         "messages": [{"role": "user", "content": "x"}],
         "x_script": {"text": "one two", **odd},
     }
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
         answer = await client.post(f"{embedding.fleet.base_url}/chat/completions", json=body)
     events = [event for event in answer.text.split("\n\n") if event and not event.startswith(":")]
     assert [at for at, event in enumerate(events) if event == "data: [DONE]"] == [len(events) - 1]

@@ -35,7 +35,7 @@ async def fleet(kafka_possible: None, tmp_path_factory: pytest.TempPathFactory) 
 async def worker_of(fleet: Scripted) -> str:
     """The id of the worker that runs now."""
     url = fleet.stage.services[WORKER].spec.ready_url.replace("/readyz", "/healthz")
-    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
         return str((await client.get(url)).json()["worker"])
 
 
@@ -103,7 +103,7 @@ async def streaming(fleet: Scripted, marker: str) -> AsyncIterator[asyncio.Task[
 
     task = asyncio.create_task(follow())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S / 2):
             await begun.wait()
         yield task
     finally:
@@ -160,7 +160,7 @@ async def test_r4_a_worker_whose_model_server_is_silent_is_dead_though_it_beats(
     try:
         found = await dead(fleet, worker)
         assert found["why"] == "no progress"
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
             health = await client.get(
                 fleet.stage.services[WORKER].spec.ready_url.replace("/readyz", "/healthz")
             )
@@ -180,7 +180,7 @@ async def test_a_pool_is_paused_and_resumed_by_command(fleet: Scripted) -> None:
     ready_url = fleet.stage.services[WORKER].spec.ready_url
 
     async def gate() -> list[str]:
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
             answer = await client.get(ready_url)
             assert answer.status_code == httpx.codes.OK, "a paused worker is well"
             return list(answer.json()["gate"])

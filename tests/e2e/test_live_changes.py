@@ -61,7 +61,7 @@ class Live:
             return await client.post(f"{self.url}/v1/chat/completions", json=body)
 
     async def models(self) -> set[str]:
-        async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
             listed = (await client.get(f"{self.url}/v1/models")).json()["data"]
         return {one["id"] for one in listed}
 

@@ -122,7 +122,7 @@ async def _figures(fleet: Scripted) -> dict[str, float]:
     """Everything that counts what is held now, as the metrics of every process say."""
     stage = fleet.stage
     found: dict[str, float] = {}
-    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
         for name in ("ingress", "worker-scripted"):
             url = stage.services[name].spec.ready_url.replace("/readyz", "/metrics")
             for family in text_string_to_metric_families((await client.get(url)).text):
@@ -146,7 +146,7 @@ HELD = {
 async def _ends(fleet: Scripted) -> set[str]:
     """How tries of the pool have ended, as its worker counts them."""
     url = fleet.stage.services["worker-scripted"].spec.ready_url.replace("/readyz", "/metrics")
-    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
         families = text_string_to_metric_families((await client.get(url)).text)
     samples = [sample for family in families for sample in family.samples if sample.value]
     return {sample.labels["end"] for sample in samples if sample.name == "chimera_worker_tries_total"}

@@ -142,7 +142,7 @@ async def test_an_idempotency_key_replays_the_answer_and_pays_once(
 
 
 async def test_no_path_and_no_method_answers_outside_the_shape(fleet: Scripted) -> None:
-    async with httpx.AsyncClient(trust_env=False) as plain:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as plain:
         lost = await plain.get(f"{fleet.base_url}/nowhere")
         wrong = await plain.get(f"{fleet.base_url}/chat/completions")
     assert (lost.status_code, wrong.status_code) == (404, 405)

@@ -68,7 +68,7 @@ class Shared:
     async def slots(self, of: str) -> dict[tuple[str, str], int]:
         """Slots of the device by pool and kind, as the worker of pool `of` shows them."""
         ready_url = self.stage.services[f"worker-{of}"].spec.ready_url
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
             shown = (await client.get(ready_url.replace("/readyz", "/metrics"))).text
         return {
             (sample.labels["pool"], sample.labels["kind"]): int(sample.value)
