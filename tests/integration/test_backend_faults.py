@@ -18,18 +18,22 @@ CALM = replace(SEVERAL, breaker=replace(QUICK, cooldown_s=60, cooldown_most_s=60
 
 
 async def test_r4_a_backend_that_hangs_blocks_no_other(server: ModelServerProcess, tmp_path: Path) -> None:
+    # patient enough for the good one on a loaded machine
+    pool = replace(CALM, timeouts=replace(CALM.timeouts, first_token_s=2.0))
     async with (
         ModelServerProcess(delay_s=60) as hung,
-        backend_rig([hung.root_url, server.root_url], tmp_path, CALM) as rig,
+        backend_rig([hung.root_url, server.root_url], tmp_path, pool) as rig,
     ):
         await rig.work()
-        tasks = [await rig.submit(scripted(text="good")) for _ in range(40)]
-        for task in tasks:
-            assert text_of(await rig.answer(task)) == "good"
+        # the quick one may do nearly all of a wave before the hung one has its share of it
+        for _ in range(QUICK.min_calls):
+            tasks = [await rig.submit(scripted(text="good")) for _ in range(40)]
+            for task in tasks:
+                assert text_of(await rig.answer(task)) == "good"
         assert (state_of(rig).breaker, state_of(rig).health) == ("open", "unavailable")
         assert state_of(rig, 1).health == "healthy"
-        # it was given its share of the first slots, and nothing once its silence was seen
-        assert len(hung.log()) <= CALM.slots
+        # those it was given until its silence was seen, and nothing since
+        assert len(hung.log()) < QUICK.min_calls + pool.slots
         kinds = {each.failure.kind for each in rig.of(AttemptFailed)}
         assert kinds == {FailureKind.FIRST_TOKEN_TIMEOUT}
         assert backends_of(rig).callable_at_s() <= 0
