@@ -15,9 +15,9 @@ import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
 from loadtest.model_server.attempts import AttemptRecord
-from tests.e2e.fault_fleet import ask, ask_streamed, body
+from tests.e2e.fault_fleet import ask, ask_streamed, body, text_of
 from tests.e2e.staged import new_marker, until
-from tests.e2e.traced import Seen, Traced, samples, traced_fleet
+from tests.e2e.traced import FLOOR, Seen, Traced, samples, traced_fleet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVER, CLIENT, PRODUCER, CONSUMER = 2, 3, 4, 5
@@ -172,10 +172,13 @@ async def _provoke_every_status(traced: Traced) -> None:
     soon = {"metadata": {"chimera_deadline_ms": "800"}}
     late = body(new_marker(), {"delay_s": 30}) | soon
     assert (await ask(url, late)).status_code == httpx.codes.GATEWAY_TIMEOUT
-    limited = body(new_marker(), {"status": 429, "retry_after": 600})  # later than its deadline
-    assert (await ask(url, limited)).status_code == httpx.codes.TOO_MANY_REQUESTS
+    fallback = {"metadata": {"chimera_degraded": "allow"}}
+    assert text_of(await ask(url, body(new_marker(), {"status": 500}) | fallback)) == FLOOR
     gone = body(new_marker(), {"delay_s": 30})
     hanging = asyncio.create_task(ask(url, gone))
     await traced.fleet.at_work(gone["x_marker"])
     hanging.cancel()
     await asyncio.wait({hanging})
+    # the last of all: the only backend then rests for ten minutes
+    limited = body(new_marker(), {"status": 429, "retry_after": 600})  # later than its deadline
+    assert (await ask(url, limited)).status_code == httpx.codes.TOO_MANY_REQUESTS

@@ -21,6 +21,7 @@ from tests.e2e.staged import SCRIPTED_POOL, SHORT, Scripted, until
 
 UPSTREAM = "up-5f2c9e71d0b84a33"
 """The secret that the pool's backend is called with; its variable is not named like one."""
+FLOOR = "not today"  # the pool's degraded answer, for who allows one
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ async def traced_fleet(workdir: Path, broker: BrokerKind) -> AsyncIterator[Trace
         ModelServerProcess(model="breaking", chunks=6) as server,
     ):
         pool = SCRIPTED_POOL.format(base_url=server.base_url, slots=8, context_tokens=8192, timeouts=SHORT)
-        pool += "    api_key: env:UPSTREAM_PASS\n"
+        pool += f"    api_key: env:UPSTREAM_PASS\n    floor: {FLOOR}\n"
         text = f"version: 1\nprefix: traced.\npartitions: 4\npools:{pool}"
         environment = {
             "OTEL_TRACES_EXPORTER": "otlp",
