@@ -16,7 +16,7 @@ from loadtest.model_server.attempts import RUNNING, AttemptRecord
 from loadtest.model_server.settings import ServerSettings
 
 _START_S = 20.0
-_ASK_S = 5.0
+_ASK_S = 60.0  # a loaded machine connects late
 _POLL_S = 0.01
 
 
