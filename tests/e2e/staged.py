@@ -36,6 +36,7 @@ SCRIPTED_POOL = """
     price: {{input_per_mtok: 1.0, output_per_mtok: 2.0}}
     timeouts: {timeouts}
     breaker: {{min_calls: 100000}}  # what is broken here on purpose is asked for by the task
+    adaptive: false  # one refusal on purpose would leave later tests a slot or two
 """
 
 
