@@ -180,7 +180,10 @@ class SlotLimit:
         if started_s < self._cut_s:
             return
         self._before, self._late_windows = None, 0
-        self._cut(now_s, max(in_flight, self._peak, self._window.peak), self._law.refused_cut)
+        # Halved at most: a refusal of one of few says little of how many would be too many.
+        least_peak = self._limit / 2 / self._law.refused_cut
+        peak = max(in_flight, self._peak, self._window.peak, least_peak)
+        self._cut(now_s, peak, self._law.refused_cut)
 
     def answered(self, now_s: float, end: Answered) -> None:
         window, law = self._window, self._law
@@ -250,9 +253,9 @@ class SlotLimit:
         if used:
             self._limit = min(float(self._most), self._limit + 1)
 
-    def _cut(self, now_s: float, peak: int, factor: float) -> bool:
+    def _cut(self, now_s: float, peak: float, factor: float) -> bool:
         """From what was really in flight: above that the limit limited nothing."""
-        limit = max(float(self._least), min(self._limit, float(peak)) * factor)
+        limit = max(float(self._least), min(self._limit, peak) * factor)
         self._cut_s, self._window = now_s, _Window()
         if limit >= self._limit:
             return False

@@ -133,10 +133,17 @@ def test_a_burst_of_refusals_cuts_once_and_the_next_one_again() -> None:
     assert limit.limit == int(int(MOST * 0.7) * 0.7)
 
 
-def test_the_limit_recovers_by_one_for_each_window_that_uses_it() -> None:
+def refused_at_eight() -> SlotLimit:
+    """A limit of 5: each refusal halves it at most, until what was in flight is what counts."""
     limit = SlotLimit(LEAST, MOST)
-    limit.refused(10.0, started_s=9.0, in_flight=8)
+    for at_s in (9.4, 9.7, 10.0):
+        limit.refused(at_s, started_s=at_s - 0.1, in_flight=8)
     assert limit.limit == 5
+    return limit
+
+
+def test_the_limit_recovers_by_one_for_each_window_that_uses_it() -> None:
+    limit = refused_at_eight()
     now_s = feed(limit, 10.0, 16)
     assert limit.limit == 6
     feed(limit, now_s, 3_000)
@@ -144,8 +151,7 @@ def test_the_limit_recovers_by_one_for_each_window_that_uses_it() -> None:
 
 
 def test_a_limit_that_is_not_used_does_not_grow() -> None:
-    limit = SlotLimit(LEAST, MOST)
-    limit.refused(10.0, started_s=9.0, in_flight=8)
+    limit = refused_at_eight()
     for second in range(500):
         limit.answered(11.0 + second, end_of(0.1, started_s=10.9 + second, in_flight=2))
     assert limit.limit == 5
@@ -187,3 +193,9 @@ def test_whatever_happens_the_limit_stays_within_its_bounds(
         else:
             limit.answered(now_s, Answered(now_s - latency_s, in_flight, latency_s, size, work))
         assert least <= limit.limit <= least + more
+
+
+def test_one_refusal_of_an_almost_idle_backend_takes_half_of_its_slots_at_most() -> None:
+    limit = SlotLimit(least=1, most=32)
+    limit.refused(10.0, started_s=9.9, in_flight=1)
+    assert limit.limit == 16
