@@ -55,6 +55,8 @@ async def asked(traced: Traced, fields: Any) -> tuple[str, httpx.Response]:
         return request_id, await client.post(url, content=content, headers=headers)
 
 
+SOON = {"chimera_deadline_ms": "3000"}  # the only backend is held for as long as it asks
+
 FAILING = [
     (b'{"messages": "' + PROMPT.encode() + b'" oops', 400),
     (chat({}, temperature=PROMPT), 400),
@@ -62,7 +64,7 @@ FAILING = [
     (chat({}, model="nobody"), 404),
     (chat({"status": 500, "error_body": ECHO}), 502),  # three times: a dead letter
     (chat({"status": 401, "error_body": ECHO}), 502),
-    (chat({"status": 429, "retry_after": 600, "error_body": ECHO}), 429),  # later than its deadline
+    (chat({"status": 429, "retry_after": 4, "error_body": ECHO}, metadata=SOON), 429),  # later than that
     (chat({"text": ANSWER, "html_error": True}), 502),
     (chat({"text": ANSWER, "delay_s": 20}, metadata={"chimera_deadline_ms": "500"}), 504),
 ]
