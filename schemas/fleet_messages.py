@@ -6,6 +6,7 @@ key; a record without a value takes the key out.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -28,9 +29,9 @@ class FleetMessage(BaseModel):
     sent_ms: Millis
 
     @property
+    @abstractmethod
     def key(self) -> str:
         """The record's key."""
-        raise NotImplementedError
 
 
 class BackendState(BaseModel):
