@@ -17,6 +17,7 @@ PROMPT_TOKENS = 2
 TENANTS = ("north", "east", "south", "west")
 FLOODING = TENANTS[0]
 _LONGEST_S = 3.0
+_LUCK = 0.02
 _PREDICTED_SPREAD = 0.3  # sigma of the log of predicted over real tokens
 
 
@@ -64,17 +65,29 @@ def arrivals(
     tenant: str = "default",
     floods: bool = False,
 ) -> list[Job]:
-    """Poisson arrivals that keep a share `load` of all slots busy."""
+    """Poisson arrivals that keep a share `load` of all slots busy: drawn again until they do within 2 %, as a
+    short round's own luck is ten times that and moves every wait."""
     draw = random.Random(seed)
-    rate = load * SLOTS / law.mean_s
-    jobs, at_s = [], draw.expovariate(rate)
+    while True:
+        jobs = [
+            Job(at_s, priority, tenant, chunks, _predicted_tokens(chunks, draw), floods)
+            for at_s, chunks in _drawn(draw, load * SLOTS / law.mean_s, law, seconds)
+        ]
+        busy_s = sum(job.chunks for job in jobs) * CHUNK_S
+        if abs(busy_s / (seconds * SLOTS) - load) <= _LUCK * load:
+            return jobs
+
+
+def _drawn(draw: random.Random, rate: float, law: Law, seconds: float) -> Iterable[tuple[float, int]]:
+    at_s = draw.expovariate(rate)
     while at_s < seconds:
-        chunks = law.chunks(draw)
-        real = used_tokens(PROMPT_TOKENS, chunks * CHUNK_TOKENS)
-        tokens = real * draw.lognormvariate(0, _PREDICTED_SPREAD)
-        jobs.append(Job(at_s, priority, tenant, chunks, tokens, floods))
+        yield at_s, law.chunks(draw)
         at_s += draw.expovariate(rate)
-    return jobs
+
+
+def _predicted_tokens(chunks: int, draw: random.Random) -> float:
+    real = used_tokens(PROMPT_TOKENS, chunks * CHUNK_TOKENS)
+    return real * draw.lognormvariate(0, _PREDICTED_SPREAD)
 
 
 def beside_batch(seed: str, seconds: float, *, loaded: bool) -> list[Job]:

@@ -16,13 +16,16 @@ from services.ingress.errors import ApiError
 ABORT_KEY = "chimera.abort"  # in a scope: ends its connection at once, with all that is buffered for it
 MOST_HEAD_BYTES = 64 * 1024  # and what came with them in one read
 _HEAD_S = 60.0  # as long as an idle connection is kept
+_LAST_HEAD_S = 1.0  # for a request that was on its way when the service was told to stop
 
 
 class EdgeProtocol(HttpToolsProtocol):
     """One connection. The time for a head runs from its first byte, for the first one from the connection."""
 
     head_s = _HEAD_S
+    last_head_s = _LAST_HEAD_S
     _in_head = False
+    _stopping = False
     _head_bytes = 0
     _head_due: asyncio.TimerHandle | None = None
 
@@ -53,6 +56,18 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_here()
         super().on_headers_complete()
+        if self._stopping and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """The service stops: what is asked is answered. A connection without a request may have one on its
+        way, and its sender could not know whether it was taken: it is closed after a moment, not at once."""
+        self._stopping = True
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            super().shutdown()
+        else:
+            self.loop.call_later(self.last_head_s, self._head_is_late)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg, code="invalid_http"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import orjson
@@ -12,6 +13,7 @@ import pytest
 from services.ingress.body import read_body
 from services.ingress.errors import ApiError
 from services.ingress.http_protocol import MOST_HEAD_BYTES, EdgeProtocol
+from services.runtime.health import health_app, serving
 from tests.chat_bodies import ask
 from tests.ingress_bench import FLEET, Bench, ingress_bench
 
@@ -72,6 +74,43 @@ async def test_a_head_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: p
         status, code = refusal(await told(bench, HEAD))
         assert (status.split()[1], code) == (b"408", "request_timeout")
         assert await told(bench, b"") == b""  # a connection without a word
+
+
+async def test_what_was_on_its_way_when_the_service_stops_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Connected but not asked yet, which no balancer can see: answered, and told that it was the last one."""
+    monkeypatch.setattr(EdgeProtocol, "last_head_s", 5.0)
+    request = b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n"
+
+    async def well() -> tuple[bool, dict[str, object]]:
+        return True, {}
+
+    stack = AsyncExitStack()
+    app = health_app(alive=well, ready=well)
+    port = await stack.enter_async_context(serving(app, host="127.0.0.1", port=0, http=EdgeProtocol))
+    fresh, kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+    kept[1].write(request)
+    assert b"connection: close" not in await kept[0].readuntil(b'{"status":"ok"}')
+    stopping = asyncio.create_task(stack.aclose())
+    while await accepts(port):
+        await asyncio.sleep(0.02)
+    for reader, writer in (fresh, kept):
+        writer.write(request)
+        last = await reader.read()
+        assert last.startswith(b"HTTP/1.1 200 OK")
+        assert b"connection: close" in last
+        writer.close()
+    await stopping
+
+
+async def accepts(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
 
 
 async def test_a_body_that_stalls_is_given_up() -> None:
