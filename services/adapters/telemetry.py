@@ -22,23 +22,29 @@ _SELDOM_S = 1.0
 _MOST_LINES = 256  # that are remembered
 _SHORTEST_SECRET = 8  # anything shorter would black out ordinary words
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
+_SUSPECTS = (b"earer", b"EARER", b"://")
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 
 EventDict = MutableMapping[str, Any]
 
 
 class Redactor:
-    """A structlog processor that scrubs secrets from all text of an event, at any depth."""
+    """A structlog renderer of JSON lines; scrubs secrets from all text of an event, at any depth.
+
+    Hardly a line has one, so the line is made first and looked through as a whole (half the cost).
+    """
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found = sorted({s for s in secrets if len(s) >= _SHORTEST_SECRET}, key=len, reverse=True)
         self._secrets = re.compile("|".join(map(re.escape, found))) if found else None
+        self._suspects = (*(orjson.dumps(secret)[1:-1] for secret in found), *_SUSPECTS)
 
-    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        for name, value in event.items():
-            if value.__class__ not in (int, float, bool, type(None)):
-                event[name] = self.scrub(value)
-        return event
+    def __call__(self, _logger: Any, _method: str, event: EventDict) -> bytes:
+        line = _rendered(event)
+        for suspect in self._suspects:
+            if suspect in line:
+                return _rendered(self.scrub(event))
+        return line
 
     def scrub(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -59,6 +65,14 @@ class Redactor:
         if "://" in text:
             text = _URL_PASSWORD.sub(rf"\1{REDACTED}@", text)
         return text
+
+
+def _rendered(event: Any) -> bytes:
+    return orjson.dumps(event, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def secrets_of(environment: Mapping[str, str], more_names: Iterable[str] = ()) -> list[str]:
@@ -103,11 +117,7 @@ def setup_logging(service: str, *, level: str = "info", secret_names: Iterable[s
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         name_service,
     ]
-    last: list[Any] = [
-        structlog.processors.format_exc_info,
-        redact,
-        structlog.processors.JSONRenderer(serializer=orjson.dumps),
-    ]
+    last: list[Any] = [structlog.processors.format_exc_info, redact]
     structlog.configure(
         processors=[*first, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -130,7 +140,7 @@ def setup_logging(service: str, *, level: str = "info", secret_names: Iterable[s
 
 
 def _as_text(_logger: Any, _method: str, line: Any) -> str:
-    """What the JSON renderer made, for handlers that write text."""
+    """What the renderer made, for handlers that write text."""
     return str(line, "utf-8")
 
 

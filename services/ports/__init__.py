@@ -27,6 +27,10 @@ from services.ports.clock import (
     Clock,
     RandomUnit,
 )
+from services.ports.journal import (
+    Journal,
+    LeftBehind,
+)
 from services.ports.models import (
     BackendFault,
     ModelCall,
@@ -57,7 +61,9 @@ __all__ = [
     "GroupSource",
     "IdempotencyStore",
     "InRecord",
+    "Journal",
     "KeyRow",
+    "LeftBehind",
     "LogReader",
     "MetricsAbsent",
     "ModelCall",

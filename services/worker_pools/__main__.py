@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import uuid_utils
@@ -16,6 +17,7 @@ from prometheus_client import REGISTRY
 
 from schemas.topics import PRIORITIES, Priority, TopicNames
 from services.adapters.blobs import DirectoryBlobStore
+from services.adapters.journal import DirectoryJournal
 from services.adapters.kafka.group_source import KafkaGroupSource
 from services.adapters.kafka.log_reader import KafkaLogReader
 from services.adapters.kafka.publisher import KafkaPublisher
@@ -152,16 +154,17 @@ async def _parts(
     client_id = f"chimera-worker-{pool.name}"
     durable = KafkaPublisher(bootstrap, traits, client_id=client_id)
     chunks = KafkaPublisher(bootstrap, traits, client_id=f"{client_id}-chunks", durable=False)
-    stack.push_async_callback(durable.stop)
-    stack.push_async_callback(chunks.stop)
-    look = look_of(pool)
-    if look is not None:
-        stack.push_async_callback(look.aclose)
+    journal, look = DirectoryJournal(settings.journal), look_of(pool)
+    stack.callback(journal.close)
+    for ends in (durable.stop, chunks.stop, *([] if look is None else [look.aclose])):
+        stack.push_async_callback(ends)
     if not await _started(durable, chunks, stop):
         return None
+
+    lane = partial(_lane, bootstrap, traits, names)
     return WorkerParts(
-        lanes={priority: _lane(bootstrap, traits, names, pool.name, priority) for priority in PRIORITIES},
-        lane_source=lambda name, priority: _lane(bootstrap, traits, names, name, priority),
+        lanes={priority: lane(pool.name, priority) for priority in PRIORITIES},
+        lane_source=lane,
         control=_reader(bootstrap, traits, names.control, f"{client_id}-control"),
         fleet=_reader(bootstrap, traits, names.fleet, f"{client_id}-fleet"),
         durable=durable,
@@ -171,6 +174,7 @@ async def _parts(
         look=look,
         connections=connections_of(backend),
         blobs=DirectoryBlobStore(settings.blob_dir, fleet.prefix),
+        journal=journal,
         clock=WallClock(),
         uniform=random_source.random,
         new_attempt=lambda: str(uuid_utils.uuid7()),

@@ -136,7 +136,7 @@ def _holding(
         fleet.weights, knobs.held_tasks, knobs.held_bytes, sharing=sharing, prior_s=pool.prior_seconds
     )
     desk = Desk(backlog, parts.clock, done)
-    reports = Reports(parts.durable, identity.names, identity.worker, parts.clock, knobs)
+    reports = Reports(parts.durable, identity.names, identity.worker, parts.clock, knobs, parts.journal)
     policy = RetryPolicy(max_tries=fleet.max_tries)
     return _Holding(
         gate,

@@ -80,7 +80,7 @@ class Endings:
             await self._failed(held, kind, end, failure)
 
     async def _succeeded(self, held: Held, kind: TaskKind, keep_answer: bool, end: TryEnd) -> None:
-        message = TaskSucceeded.model_construct(
+        message = TaskSucceeded(
             task_id=held.task_id,
             tenant=held.tenant,
             kind=kind,
@@ -183,7 +183,7 @@ class Endings:
     ) -> None:
         if reason is GiveUpReason.TRIES:
             await self._reports.deliver(self._reports.dead(held, f"out of tries: {failure.kind}"))
-        message = TaskFailed.model_construct(
+        message = TaskFailed(
             task_id=held.task_id,
             tenant=held.tenant,
             kind=kind,
@@ -234,7 +234,7 @@ class Endings:
         lane: str | None = None,
         envelope: Envelope | None = None,
     ) -> Any:
-        message = AttemptFailed.model_construct(
+        message = AttemptFailed(
             task_id=held.task_id,
             tenant=held.tenant,
             run=end.run,

@@ -14,6 +14,7 @@ from services.ports import (
     Clock,
     Connections,
     GroupSource,
+    Journal,
     LogReader,
     ModelClient,
     Publisher,
@@ -38,6 +39,7 @@ class WorkerParts:
     chunks: Publisher
     model: ModelClient
     blobs: BlobStore
+    journal: Journal
     clock: Clock
     uniform: RandomUnit
     new_attempt: Callable[[], str]

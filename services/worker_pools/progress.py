@@ -7,9 +7,7 @@ made lively by giving its tries up and starting others. Time without a try heals
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import islice
 
 from schemas.failures import FailureKind
@@ -31,13 +29,6 @@ _SILENT = frozenset(
 )
 
 
-@dataclass(slots=True)
-class TryOutcome:
-    """None: answered. A try that nobody says the end of broke inside."""
-
-    failure: FailureKind | None = FailureKind.INTERNAL
-
-
 class Progress:
     """`prior_s`: seconds of a usual task, until some were seen; `steady_s` is a clock that never jumps."""
 
@@ -52,19 +43,14 @@ class Progress:
         """Those with a try under way, 256 of them at most."""
         return tuple(islice(self._running, MOST_SHOWN))
 
-    @contextmanager
-    def running(self, task_id: str) -> Iterator[TryOutcome]:
-        """While a try runs; how it ended is said to what is yielded."""
+    def began(self, task_id: str) -> float:
+        """A try runs from now on; returns when that is, for `ended`."""
         began_s = self._steady_s()
         if not self._running:
             healed_s = 2 * (began_s - self._idle_since_s)
             self._moved_s = min(began_s, self._moved_s + healed_s)
         self._running[task_id] += 1
-        outcome = TryOutcome()
-        try:
-            yield outcome
-        finally:
-            self._ended(task_id, outcome, began_s)
+        return began_s
 
     def moved(self) -> None:
         """A running try said something."""
@@ -74,11 +60,12 @@ class Progress:
         """Seconds for which tries ran and none of them got on; 0 while nothing runs."""
         return max(0.0, self._steady_s() - self._moved_s) if self._running else 0.0
 
-    def _ended(self, task_id: str, outcome: TryOutcome, began_s: float) -> None:
+    def ended(self, task_id: str, failure: FailureKind | None, began_s: float) -> None:
+        """It is over. `failure` None: answered; INTERNAL where nobody knows."""
         now_s = self._steady_s()
-        if outcome.failure not in _SILENT:
+        if failure not in _SILENT:
             self._moved_s = now_s
-        if outcome.failure is None:
+        if failure is None:
             self.service_s += _WEIGHT * (now_s - began_s - self.service_s)
         self._running[task_id] -= 1
         if self._running[task_id] <= 0:

@@ -25,7 +25,7 @@ from schemas.messages import (
     Try,
 )
 from schemas.topics import TopicNames
-from services.ports import BusError, Clock, InRecord, OutRecord, Publisher, RecordTooLargeError
+from services.ports import BusError, Clock, InRecord, Journal, OutRecord, Publisher, RecordTooLargeError
 from services.runtime.set_aside import dead_record, kept_record
 from services.worker_pools.held import Held
 from services.worker_pools.intake import Odd
@@ -48,12 +48,19 @@ class Reports:
     """Writes records and waits for their acknowledgement. `unsent` counts records that wait for theirs."""
 
     def __init__(
-        self, publisher: Publisher, names: TopicNames, worker: str, clock: Clock, knobs: WorkerKnobs
+        self,
+        publisher: Publisher,
+        names: TopicNames,
+        worker: str,
+        clock: Clock,
+        knobs: WorkerKnobs,
+        journal: Journal,
     ) -> None:
         self._publisher = publisher
         self._names = names
         self._clock = clock
         self._knobs = knobs
+        self._journal = journal
         self._background: set[asyncio.Task[None]] = set()
         self._unheard: dict[str, float] = {}  # attempts being announced, since when; the oldest first
         self.worker = worker
@@ -91,13 +98,28 @@ class Reports:
             return False
         return True
 
-    async def announced(self, held: Held, run: Try, *, redelivered: bool) -> None:
-        """Returns once the log has heard that the try runs."""
-        self._unheard[run.attempt] = asyncio.get_running_loop().time()
+    async def announced(self, held: Held, run: Try, *, redelivered: bool, runs: bool) -> None:
+        """Returns once the log has heard of the try. One that `runs` already is kept for the next worker
+        where the log is slow: whoever dies with it would take it along."""
+        loop, attempt = asyncio.get_running_loop(), run.attempt
+        record = self.started(held, run, redelivered=redelivered)
+        slow = loop.call_later(self._knobs.journal_s, self._journal.keep, attempt, record) if runs else None
+        self._unheard[attempt] = loop.time()
         try:
-            await self.deliver(self.started(held, run, redelivered=redelivered))
+            await self.deliver(record)
+            self._journal.heard(attempt)
         finally:
-            del self._unheard[run.attempt]
+            if slow is not None:
+                slow.cancel()
+            del self._unheard[attempt]
+
+    async def say_left_behind(self) -> None:
+        """Announces what workers of this machine died with."""
+        for left in self._journal.left_behind():
+            for record in left.records:
+                await self.deliver(record)
+            left.forget()
+            log.warning("announced for a worker that is gone", tries=len(left.records))
 
     def unheard_s(self) -> float:
         """For how long the oldest announcement under way has waited for the log; 0 where none is."""
@@ -133,7 +155,7 @@ class Reports:
         return headers + more
 
     def started(self, held: Held, run: Try, *, redelivered: bool) -> OutRecord:
-        message = AttemptStarted.model_construct(
+        message = AttemptStarted(
             task_id=held.task_id,
             tenant=held.tenant,
             run=run,
@@ -144,7 +166,7 @@ class Reports:
 
     def parked(self, held: Held, attempt: str, due_ms: int, *, envelope: bool) -> OutRecord:
         """This worker keeps the task until `due_ms`; with `envelope` the row is made, without it renewed."""
-        message = TaskParked.model_construct(
+        message = TaskParked(
             task_id=held.task_id,
             attempt=attempt,
             holder=self.worker,
@@ -156,7 +178,7 @@ class Reports:
 
     def failed_untried(self, held: Held, failure: Failure) -> OutRecord:
         """The task is over and no try of it ran here."""
-        message = TaskFailed.model_construct(
+        message = TaskFailed(
             task_id=held.task_id,
             tenant=held.tenant,
             ended_ms=self.now_ms(),
@@ -185,7 +207,7 @@ class Reports:
         """The end of a task whose record cannot be read, where its id and partition can."""
         if odd.task_id is None or odd.result_partition is None:
             return None
-        message = TaskFailed.model_construct(
+        message = TaskFailed(
             task_id=odd.task_id,
             ended_ms=self.now_ms(),
             failure=Failure(kind=FailureKind.UNDECODABLE, message=odd.reason),

@@ -111,7 +111,7 @@ class Serving:
             nonlocal announced
             if not announced:
                 announced = True
-                self._reports.later(self._reports.announced(held, run, redelivered=False))
+                self._reports.later(self._reports.announced(held, run, redelivered=False, runs=True))
 
         began_s = asyncio.get_running_loop().time()
         with self._spans.begun(held, task, run) as span:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pydantic import Field
 
@@ -22,6 +23,7 @@ class WorkerKnobs:
     """Times in seconds. The defaults are those of LIFECYCLE; tests scale the times."""
 
     announce_s: float = 0.025  # a try that lasts longer is announced: by law at 50 ms, but the record travels
+    journal_s: float = 0.02  # an announcement that waits longer for the log is kept on this machine
     chunk_flush_s: float = 0.04
     chunk_events: int = 32
     chunk_backlog: int = 4_096  # chunk records that wait for their producer; more are dropped, to be repaired
@@ -65,6 +67,7 @@ class WorkerKnobs:
         return replace(
             self,
             announce_s=self.announce_s * factor,
+            journal_s=self.journal_s * factor,
             chunk_flush_s=self.chunk_flush_s * factor,
             commit_every_s=self.commit_every_s * factor,
             send_again_s=self.send_again_s * factor,
@@ -87,12 +90,21 @@ class WorkerSettings(ServiceSettings):
 
     pool: str = Field(min_length=1, description="name of the pool in the fleet file")
     worker_id: str = Field(default="", max_length=128, description="empty: pool, host, pid and a random part")
+    journal_dir: Path | None = Field(
+        default=None,
+        description="tries that the log is slow to hear of are kept here for the next worker on this machine;"
+        " default: `journal` beside blob_dir",
+    )
     order: OrderName = Field(default="fcfs", description="of a tenant's own tasks within a priority")
     tenant_burst_tokens: float = Field(
         default=5_120.0,
         ge=0,
         description="weighted tokens that a tenant which asked for less than its share is ahead",
     )
+
+    @property
+    def journal(self) -> Path:
+        return self.journal_dir or self.blob_dir.parent / "journal"
 
     def knobs(self) -> WorkerKnobs:
         scaled = WorkerKnobs().scaled(self.time_scale)

@@ -71,7 +71,7 @@ class Starts:
 
     def mint(self, held: Held) -> Try:
         """Names the try that begins now."""
-        run = Try.model_construct(
+        run = Try(
             attempt=self._new_attempt(),
             worker=self._reports.worker,
             pool=self._pool.name,
@@ -90,7 +90,7 @@ class Starts:
         """
         if not held.redelivered and self._reports.unheard_s() < _SLOW_LOG_S:
             return False
-        await self._reports.announced(held, run, redelivered=held.redelivered)
+        await self._reports.announced(held, run, redelivered=held.redelivered, runs=False)
         held.redelivered = False  # this worker's own later tries are no redeliveries
         return True
 

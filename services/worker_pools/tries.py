@@ -100,24 +100,24 @@ class Tries:
         unless it raises."""
         pool, loop = self._pool, asyncio.get_running_loop()
         task, body, sent = ready.task, ready.body, ready.sent
-        streaming = sent.streaming
-        started_s = loop.time()
+        streaming, started_s = sent.streaming, loop.time()
         deadline_s = started_s + held.headers.deadline_ms / 1000 - self._clock.now_s()
         guards = StreamGuards(pool.timeouts, started_s, deadline_s, streaming=streaming)
         sender = self._sender(held, task, run)
         stream = AnswerStream(task, body, pool.model, run.started_ms // 1000, sender)
         attempt = _Attempt(stream, guards, watch, announce, self._moved(lease), announced=sender is None)
-        base_url = lease.base_url
-        told = {**headers, **sent.headers}
+        base_url, told = lease.base_url, {**headers, **sent.headers}
         call = ModelCall(base_url, sent.path, sent.body, run.attempt, streaming, pool.timeouts, told)
         watch.guard(guards.due)
         timer = loop.call_later(self._knobs.announce_s, announce)
         self._backends.began(lease)
+        began_s = self._progress.began(held.task_id)
+        kind: FailureKind | None = FailureKind.INTERNAL
         try:
-            with self._progress.running(held.task_id) as outcome:
-                failure = await attempt.follow(self._client_for(held, ready), call, task.kind)
-                outcome.failure = None if failure is None else failure.kind
+            failure = await attempt.follow(self._client_for(held, ready), call, task.kind)
+            kind = None if failure is None else failure.kind
         finally:
+            self._progress.ended(held.task_id, kind, began_s)
             watch.finish()
             timer.cancel()
         end = self._end(held, run, attempt, failure, len(sent.body))
@@ -283,7 +283,7 @@ def words_for(kind: FailureKind) -> str:
 
 def _timing(held: Held, run: Try, guards: StreamGuards) -> Timing:
     first_s = guards.first_s
-    return Timing.model_construct(
+    return Timing(
         queue_ms=float(max(0, run.started_ms - held.written_ms)),
         first_token_ms=0.0 if first_s is None else (first_s - guards.started_s) * 1000,
         decode_ms=0.0 if first_s is None else (guards.last_s - first_s) * 1000,

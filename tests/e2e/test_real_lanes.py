@@ -1,4 +1,4 @@
-"""What stands on the lanes of real Apache Kafka: bad bytes, records out of turn, classes that compete."""
+"""Lanes of real Apache Kafka: bad bytes, records out of turn, a broker that is out, classes that compete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schemas.headers import TaskHeaders
 from schemas.messages import RunTask
 from schemas.payload import Payload
 from schemas.topics import Priority, TopicNames
-from tests.e2e.fault_fleet import WORKER, ask, body, outcomes, pid_of, ready, text_of
+from tests.e2e.fault_fleet import WORKER, ask, body, everything, finished, outcomes, pid_of, ready, text_of
 from tests.e2e.staged import Scripted, new_marker, scripted_fleet, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -76,6 +76,40 @@ BAD_BYTES = {
     "bad deadline": (b"{}", [("type", b"RunTask"), ("v", b"1"), ("deadline", b"soon")]),
     "nothing": (None, []),
 }
+
+
+async def test_q1_a_try_that_began_while_the_log_was_out_has_its_row_though_its_worker_dies(
+    fleet: Scripted,
+) -> None:
+    """Its announcement waits for the broker when the worker is killed: the next worker says it."""
+    early, late = [new_marker() for _ in range(SLOTS)], new_marker()
+    scripts = {marker: [{"text": marker, "delay_s": 3.0}, {"text": marker}] for marker in early}
+    scripts[late] = [{"text": late, "delay_s": 60.0}, {"text": late}]
+    asked = {marker: body(marker, {"id": marker, "tries": tries}) for marker, tries in scripts.items()}
+    chats = [asyncio.create_task(ask(fleet.stage.url, asked[marker])) for marker in early]
+    await asyncio.gather(*(fleet.at_work(marker) for marker in early))
+    chats.append(asyncio.create_task(ask(fleet.stage.url, asked[late])))
+
+    async def waits() -> bool | None:
+        return late in (await everything(fleet)).accepted.values() or None
+
+    await until(waits, "the queued task on its lane")
+    fleet.stage.broker.freeze()
+    try:
+        await fleet.at_work(late)  # in the slot of a task that ended meanwhile
+        await asyncio.sleep(0.2)
+        os.kill(pid_of(fleet, WORKER), signal.SIGKILL)
+    finally:
+        fleet.stage.broker.thaw()
+
+    assert sorted(await finished(chats)) == sorted(scripts)
+    for marker in scripts:
+        first, second = await fleet.ended(marker, 2)
+        rows = {row["attempt"]: row for row in await fleet.ledger(marker, 2)}
+        assert set(rows) == {first.attempt, second.attempt}
+        assert rows[second.attempt or ""]["verdict"] == "outcome"
+    kept = fleet.stage.state.path / "journal"
+    assert list(kept.glob("*.records")) == []
 
 
 async def test_q3_bad_bytes_go_to_the_dead_as_they_were_and_the_partition_moves_on(

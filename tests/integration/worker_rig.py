@@ -31,6 +31,7 @@ from schemas.messages import (
 from schemas.payload import Payload
 from schemas.topics import PRIORITIES, Priority, TopicNames
 from services.adapters.blobs import DirectoryBlobStore
+from services.adapters.journal import DirectoryJournal
 from services.adapters.model_backends.openai import OpenAIBackend
 from services.adapters.wall_clock import WallClock
 from services.core.fleet import BreakerLaw, Fleet, Pool, Timeouts
@@ -98,6 +99,7 @@ class WorkerRig:
         self.bus = FakeBus(topics, first_timestamp_ms=int(time.time() * 1000))
         self.client = client
         self.blobs = DirectoryBlobStore(blobs)
+        self.journal = blobs / "journal"
         self.knobs = replace(WorkerKnobs(poll_ms=50, tick_s=0.05, commit_every_s=0.02, drain_s=5), **knobs)
         self.publisher = FakePublisher(self.bus)
         self._ids = itertools.count(1)
@@ -122,19 +124,14 @@ class WorkerRig:
             chunks=chunks,
             model=client or self.client,
             blobs=self.blobs,
+            journal=DirectoryJournal(self.journal),
             clock=WallClock(),
             uniform=random.Random(1).random,
             new_attempt=lambda: str(uuid_utils.uuid7()),
             **self.watched,
         )
-        worker = PoolWorker(
-            pool,
-            self.fleet,
-            worker_id,
-            parts,
-            self.knobs,
-            WorkerMetrics(pool.name, CollectorRegistry()),
-        )
+        metrics = WorkerMetrics(pool.name, CollectorRegistry())
+        worker = PoolWorker(pool, self.fleet, worker_id, parts, self.knobs, metrics)
         running = Running(worker, asyncio.create_task(worker.run()), sources)
         self._workers.append(running)
         await until(lambda: running.task.done() or all(worker.ready().values()))

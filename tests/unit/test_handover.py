@@ -11,6 +11,7 @@ from schemas.headers import TaskHeaders
 from schemas.messages import Failure, Timing, Try, Usage
 from schemas.topics import TopicNames
 from services.adapters.blobs import DirectoryBlobStore
+from services.adapters.journal import DirectoryJournal
 from services.adapters.wall_clock import WallClock
 from services.core.fleet import DEFAULT_WEIGHTS
 from services.core.reroute import Move
@@ -45,7 +46,9 @@ class Tried:
         desk.take(self.held, PLACE)
         desk.backlog.remove(self.held)
         self.held.phase, self.held.attempt = Phase.TRYING, "first"
-        reports = Reports(self.publisher, NAMES, "worker", clock, knobs)
+        reports = Reports(
+            self.publisher, NAMES, "worker", clock, knobs, DirectoryJournal(tmp_path / "journal")
+        )
         blobs = DirectoryBlobStore(tmp_path)
         self.hand_over = HandOver(desk, reports, blobs, clock, knobs)
         self.endings = Endings(desk, reports, blobs, clock, lambda: 0.5, RetryPolicy())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from schemas.fleet_messages import WorkerBeat
 from schemas.topics import TopicNames
+from services.adapters.journal import DirectoryJournal
 from services.adapters.wall_clock import WallClock
 from services.core.fleet import Fleet, Pool
 from services.core.fleet_table import FleetTable
@@ -19,11 +22,11 @@ from tests.fakes.bus_readers import FakeLogReader
 NAMES = TopicNames("t.")
 
 
-def test_moves_to_workers_that_left_are_forgotten_and_those_to_one_that_lives_count() -> None:
+def test_moves_to_workers_that_left_are_forgotten_and_those_to_one_that_lives_count(tmp_path: Path) -> None:
     bus, now_s = FakeBus({NAMES.fleet: 1, NAMES.results: 1}), [0.0]
     fleet = Fleet(pools=(Pool(name="p", model="m", slots=4),), prefix=NAMES.prefix, partitions=1)
     view = FleetView(FakeLogReader(bus, topic=NAMES.fleet, partitions=[0]), FleetTable(), lambda: now_s[0])
-    reports = Reports(FakePublisher(bus), NAMES, "me", WallClock(), WorkerKnobs())
+    reports = Reports(FakePublisher(bus), NAMES, "me", WallClock(), WorkerKnobs(), DirectoryJournal(tmp_path))
     moving = Moving(CurrentFleet(fleet), view, reports)
     lives = WorkerBeat(sent_ms=0, worker="lives", pool="p", state="ready", slots=4, in_flight=0)
     view.table.apply(lives.key, lives, 0.0)

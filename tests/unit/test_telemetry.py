@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import orjson
 import pytest
@@ -56,6 +57,33 @@ def test_short_values_and_ordinary_variables_are_no_secrets() -> None:
     redactor = Redactor(secrets_of(environment, ["OTHER"]))
     text = "short /home/somebody t0ken-value named-one"
     assert redactor.scrub(text) == f"short /home/somebody {REDACTED} {REDACTED}"
+
+
+@pytest.mark.parametrize(
+    "secret", ["plain-s3cret", 'a "quoted" s3cret', "back\\slash-s3cret", "ünder-s3cret"]
+)
+def test_r8_a_line_is_redacted_wherever_the_secret_is(secret: str) -> None:
+    redactor = Redactor([secret])
+    event = {
+        "event": f"got {secret}",
+        "nested": {"list": [1, (secret,)], secret: {secret}},
+        "fault": ValueError(secret),
+        "sent": "BEARER abc.def",
+        "url": "postgresql://chimera:hidden@db/x",
+        "n": 7,
+    }
+    line = redactor(None, "info", dict(event))
+    shown = orjson.loads(line)
+    assert secret not in str(shown)
+    assert "abc.def" not in str(shown)
+    assert "hidden" not in str(shown)
+    assert shown["event"] == f"got {REDACTED}"
+    assert shown["n"] == 7
+    assert orjson.loads(redactor(None, "info", {"event": "plain", "tags": {"a"}, "path": Path("x")})) == {
+        "event": "plain",
+        "tags": ["a"],
+        "path": "x",
+    }
 
 
 def test_an_unknown_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ class SimulatedBackend:
         self._queued = 0
         self._in_work = 0
         self._timed = bool(law.mean_s or law.by_tokens)
+        self._at_once = not self._timed and self._slots is None  # nothing is measured but what is around it
         self._words = [
             ("" if index == 0 else " ") + _WORDS[index % len(_WORDS)] for index in range(law.output_tokens)
         ]
@@ -54,6 +55,9 @@ class SimulatedBackend:
         law = self._law
         scale = 1 + law.spread * (2 * self._uniform() - 1)
         fate = _fate(law.failures, self._uniform())
+        if fate is None and self._at_once and call.path.endswith("/chat/completions"):
+            yield self._whole(True, self._usage(len(call.body)))
+            return
         async with self._slot():
             if fate in _REFUSED:
                 kind, message, status = _REFUSED[fate]
@@ -104,7 +108,7 @@ class SimulatedBackend:
     ) -> AsyncIterator[Batch]:
         chat = call.path.endswith("/chat/completions")
         if not self._timed and fate is None:
-            yield [_chunk(chat, "".join(self._words), None), _chunk(chat, "", "stop", usage)]
+            yield self._whole(chat, usage)
             return
         size = -(-len(self._words) // _STEPS)
         steps = [self._words[at : at + size] for at in range(0, len(self._words), size)]
@@ -120,6 +124,9 @@ class SimulatedBackend:
         if fate == "interrupt":
             raise BackendFault(FailureKind.INTERRUPTED, "the simulated backend broke off its answer")
         yield [_chunk(chat, "", "stop", usage)]
+
+    def _whole(self, chat: bool, usage: dict[str, int]) -> Batch:
+        return [_chunk(chat, "".join(self._words), None), _chunk(chat, "", "stop", usage)]
 
     def _before(self, tokens_in: int) -> float:
         """Seconds to the first token."""
