@@ -109,6 +109,8 @@ def _whole(text: Mapping[str, str], name: str, default: int | None = None) -> in
         if default is None:
             raise HeaderError(f"header {name}: missing, expected a whole number")
         return default
+    if value == "0":
+        return 0
     if not (value.isascii() and value.isdigit()) or len(value) > 18:
         raise HeaderError(f"header {name}: {value[:64]!r}, expected a whole number of at least 0")
     return int(value)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loadtest.chaos.check_attempts import attempt_breaches
+from loadtest.chaos.check_attempts import attempt_breaches, lived_s
 from loadtest.chaos.check_callers import caller_breaches
 from loadtest.chaos.check_tasks import task_breaches
 from loadtest.chaos.evidence import UNHEARD_S, Evidence
@@ -32,7 +32,7 @@ def check(evidence: Evidence) -> Verdict:
         *caller_breaches(evidence, decided),
     )
     attempts, rows = evidence.attempts, {row["attempt"] for row in evidence.ledger}
-    young = [one for one in attempts if (one.seconds or 0.0) < UNHEARD_S]
+    young = [one for one in attempts if lived_s(evidence, one) < UNHEARD_S]
     counts = {
         "calls": len(evidence.told) + len(evidence.submitted),
         "accepted": len(decided.tasks),

@@ -8,7 +8,7 @@ from typing import Any
 
 from loadtest.chaos.evidence import Death, Evidence, asked
 from loadtest.chaos.law import Breach, Decided
-from loadtest.model_server.attempts import OK, AttemptRecord
+from loadtest.model_server.attempts import DISCONNECTED, OK, AttemptRecord
 
 Row = Mapping[str, Any]
 _SAME_MOMENT_S = 0.5
@@ -53,9 +53,19 @@ def _call_breaches(
     return []
 
 
+def lived_s(evidence: Evidence, attempt: AttemptRecord) -> float:
+    """How old it became, in seconds. One whose worker was killed was over then, however late a busy model
+    server notices that nobody listens."""
+    seconds = attempt.seconds or 0.0
+    if attempt.outcome != DISCONNECTED:
+        return seconds
+    ages = [death.at_s - attempt.started_s for death in evidence.deaths if death.name.startswith("worker-")]
+    return min([seconds, *(age for age in ages if age >= 0)])
+
+
 def _without_a_row(evidence: Evidence, attempt: AttemptRecord) -> list[Breach]:
     name, seconds = str(attempt.attempt), attempt.seconds or 0.0
-    if seconds < evidence.unheard_s:
+    if lived_s(evidence, attempt) < evidence.unheard_s:
         return []
     what = f"{seconds:.3f} s of {attempt.marker} at the model server ({attempt.outcome})"
     if any(_took_it_along(away, death, attempt) for away in evidence.log_away for death in evidence.deaths):

@@ -117,6 +117,15 @@ class ChoiceAssembly:
         for name in choice.keys() - _CHOICE_FIELDS:
             last_wins(self._extra, name, choice[name])
 
+    def add_text(self, delta: Json) -> bool:
+        """Takes a delta that is nothing but more content; False where it is anything else."""
+        content = delta.get("content") if len(delta) == 1 else None
+        held = self._fields.strings.get("content")
+        if type(content) is not str or not content or held is None:
+            return False
+        held.append(content)
+        return True
+
     def _finish(self, reason: Any) -> None:
         if reason and not isinstance(reason, str):
             raise MalformedChunkError("choices[].finish_reason is not a string")

@@ -19,7 +19,7 @@ def of_stream(assembly: Assembly) -> Failure | None:
     """None for a whole answer; else what it failed of."""
     if not assembly.finished:
         return _broken(assembly, "the backend's answer ended before it was finished")
-    ends = {choice.get("finish_reason") for choice in assembly.answer()["choices"]}
+    ends = assembly.finish_reasons
     if ends & _FAILED_ENDS:
         return _broken(assembly, "the backend failed while it answered")
     if not assembly.has_content and not ends <= _SILENT_ENDS:

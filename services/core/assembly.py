@@ -20,6 +20,8 @@ from services.core.usage import estimated_tokens
 __all__ = ["Assembly", "Json", "MalformedChunkError", "has_content"]
 
 _OBJECTS = {"chat": "chat.completion", "text": "text_completion"}
+_TEXT_CHUNK = frozenset({"id", "model", "object", "choices", "created"})
+_TEXT_CHOICE = frozenset({"index", "delta", "finish_reason"})
 _OWN_FIELDS = frozenset({"id", "model", "object", "choices", "usage", "created"})
 
 
@@ -71,8 +73,32 @@ class Assembly:
             choice.finish_reason is not None for choice in self._choices.values()
         )
 
+    @property
+    def finish_reasons(self) -> set[str | None]:
+        return {choice.finish_reason for choice in self._choices.values()}
+
     def add(self, chunk: Json) -> bool:
         """Take the next chunk; returns whether it has content. A MalformedChunkError voids the answer."""
+        return self._add_text(chunk) or self._add(chunk)
+
+    def _add_text(self, chunk: Json) -> bool:
+        """Whether it was what nearly every chunk is: more text of one choice that has begun."""
+        choices = chunk.get("choices")
+        if type(choices) is not list or len(choices) != 1 or not chunk.keys() <= _TEXT_CHUNK:
+            return False
+        choice = choices[0]
+        if type(choice) is not dict or not choice.keys() <= _TEXT_CHOICE or self._created_s is None:
+            return False
+        index, delta = choice.get("index"), choice.get("delta")
+        held = self._choices.get(index) if type(index) is int else None
+        if held is None or type(delta) is not dict or choice.get("finish_reason") is not None:
+            return False
+        if not held.add_text(delta):
+            return False
+        self._content_chunks += 1
+        return True
+
+    def _add(self, chunk: Json) -> bool:
         choices = dicts(chunk.get("choices"), "choices")
         usage = chunk.get("usage")
         if isinstance(usage, dict):

@@ -26,6 +26,7 @@ _FINISHES = {
 }
 # llama.cpp's speed, and its settings with the prompt in them; by the field with which a client asks for it.
 _FIGURES = {"timings": "timings_per_token", "__verbose": "verbose"}
+_USUAL = frozenset({"id", "object", "created", "model", "choices", "usage"})
 _NO_EXTRA = frozenset({"index", "delta", "text", "finish_reason"})
 
 
@@ -61,9 +62,10 @@ class ChunkForm:
 
     def normal(self, event: dict[str, Any]) -> dict[str, Any]:
         """The event, changed in place. Raises MalformedChunkError."""
-        for name in self._unasked:
-            event.pop(name, None)
-        event.pop("error", None)  # one that says something is no chunk: this is a null
+        if not event.keys() <= _USUAL:
+            for name in self._unasked:
+                event.pop(name, None)
+            event.pop("error", None)  # one that says something is no chunk: this is a null
         if not event.get("created"):
             event.pop("created", None)  # Azure's 0
         choices = event.get("choices")
@@ -72,15 +74,32 @@ class ChunkForm:
         return event
 
     def _is_plain(self, choices: Any) -> bool:
-        """What nearly every chunk is: more text of a choice that has begun and goes on."""
+        """What nearly every chunk is: text of one choice, or its end. Made normal at once."""
         if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
             return False
         choice = choices[0]
         index, delta = choice.get("index"), choice.get("delta")
-        held = self._choices.get(index) if type(index) is int else None
-        begun = held is not None and held.spoken and not held.finished
-        more = type(delta) is dict and len(delta) == 1 and bool(delta.get("content"))
-        return begun and more and choice.get("finish_reason", "") is None
+        if not self._chat or type(index) is not int or type(delta) is not dict:
+            return False
+        reason, held = choice.get("finish_reason", ""), self._choices.get(index)
+        if reason is None:
+            return self._is_text(choice, index, held)
+        if held is None or not held.spoken or held.finished or delta or type(reason) is not str or not reason:
+            return False
+        choice["finish_reason"] = _FINISHES.get(reason, reason)
+        held.finished = True
+        return True
+
+    def _is_text(self, choice: dict[str, Any], index: int, held: _Choice | None) -> bool:
+        delta = choice["delta"]
+        if len(delta) != 1 or not delta.get("content") or (held is not None and held.finished):
+            return False
+        if held is None:
+            held = self._choices[index] = _Choice()
+        if not held.spoken:
+            held.spoken = True
+            choice["delta"] = {"role": "assistant", **delta}
+        return True
 
     def _says(self, choice: Any) -> bool:
         """Makes a choice normal; whether anything is left to be said of it."""

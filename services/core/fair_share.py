@@ -155,7 +155,12 @@ class TokenCounters:
             heappush(self._order, place)
         elif account.idle:
             heappush(self._owing, place)
-        self._forget()
+        if self._owing:
+            self._forget()
+        if not self._stamp % _LEFTOVERS:
+            self._sweep()
+
+    def _sweep(self) -> None:
         for heap in (self._order, self._owing):
             if len(heap) > 2 * len(self._accounts) + _LEFTOVERS:
                 heap[:] = [kept for kept in heap if self._stands(kept)]

@@ -57,7 +57,7 @@ class LanePicker:
         waiting = [lane for lane in self._weights if lane in self._since_s and lane not in barred]
         if not waiting:
             return None
-        lane = min(waiting, key=self._since_s.__getitem__)
+        lane = waiting[0] if len(waiting) == 1 else min(waiting, key=self._since_s.__getitem__)
         if now_s - self._since_s[lane] < self._urgent_after_s:
             lane = self._by_weight(waiting)
         self._since_s[lane] = now_s
@@ -65,6 +65,10 @@ class LanePicker:
 
     def _by_weight(self, waiting: list[str]) -> str:
         weights, credit = self._weights, self._credit
+        if len(waiting) == 1:  # gains and pays the same
+            lane = waiting[0]
+            self._prepaid[lane] = min(_MOST_PREPAID, self._prepaid[lane] + 1)
+            return lane
         while True:
             for lane in waiting:
                 credit[lane] += weights[lane]

@@ -6,6 +6,7 @@ Removal is lazy (a slot is marked, its heap entries go later), so every operatio
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import inf
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -72,6 +73,7 @@ class LocalQueue(Generic[T]):
         "_ready",
         "_seq",
         "_slots",
+        "_soonest_s",
     )
 
     def __init__(
@@ -89,6 +91,7 @@ class LocalQueue(Generic[T]):
         self._by_partition: dict[Hashable, dict[str, _Slot[T]]] = {}
         self._seq = 0
         self._dead = 0
+        self._soonest_s = inf  # no deadline is before it
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -112,6 +115,8 @@ class LocalQueue(Generic[T]):
         self._seq += 1
         slot = _Slot(entry, self._seq)
         self._slots[entry.task_id] = slot
+        if entry.deadline_s < self._soonest_s:
+            self._soonest_s = entry.deadline_s
         self._by_partition.setdefault(entry.partition, {})[entry.task_id] = slot
         if entry.not_before_s is None:
             self._make_ready(slot)
@@ -169,12 +174,15 @@ class LocalQueue(Generic[T]):
 
     def expired(self, now_s: float) -> list[Queued[T]]:
         """Take out what reached its deadline, whatever it waits for."""
+        if now_s < self._soonest_s:
+            return []
         gone = []
         for heap in (*self._deadlines.values(), self._delayed_deadlines):
             while heap and heap[0][0] <= now_s:
                 slot = heappop(heap)[2]
                 if slot.alive:
                     gone.append(self._take(slot))
+        self.next_deadline()
         return gone
 
     def drop_partition(self, partition: Hashable) -> list[Queued[T]]:
@@ -187,15 +195,18 @@ class LocalQueue(Generic[T]):
             heappop(self._delayed)
         return self._delayed[0][0] if self._delayed else None
 
-    def next_deadline(self) -> float | None:
-        """When the next envelope expires, in seconds; None when nothing is queued."""
-        first: float | None = None
+    def next_deadline(self, before_s: float = inf) -> float | None:
+        """When the next envelope expires, in seconds; None when none does so before then."""
+        if self._soonest_s >= before_s:
+            return None
+        first = inf
         for heap in (*self._deadlines.values(), self._delayed_deadlines):
             while heap and not heap[0][2].alive:
                 heappop(heap)
-            if heap and (first is None or heap[0][0] < first):
+            if heap and heap[0][0] < first:
                 first = heap[0][0]
-        return first
+        self._soonest_s = first
+        return first if first < before_s else None
 
     def _is_delayed(self, slot: _Slot[T]) -> bool:
         return slot.alive and not slot.ready and slot.entry.task_id not in self._ahead

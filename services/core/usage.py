@@ -5,7 +5,7 @@ A count is taken once, from the last usage that the backend gave; an explicit 0 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from schemas.messages import Usage
@@ -22,7 +22,7 @@ def text_tokens(words: str) -> int:
     return -(-len(words) // (4 if words.isascii() else 2))
 
 
-def counted(told: Mapping[str, Any] | None, *, prompt_bytes: int, output_tokens: int) -> Usage:
+def counted(told: Mapping[str, Any] | None, *, prompt_bytes: int, output_tokens: Callable[[], int]) -> Usage:
     """`told` is the backend's usage object; the others are what stands in for counts that it left out.
 
     One that says `estimated` itself is believed: a share of a call's usage, or a fleet behind this one.
@@ -36,7 +36,7 @@ def counted(told: Mapping[str, Any] | None, *, prompt_bytes: int, output_tokens:
     cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
     return Usage.model_construct(
         input_tokens=estimated_tokens(prompt_bytes) if given_in is None else given_in,
-        output_tokens=output_tokens if given_out is None else given_out,
+        output_tokens=output_tokens() if given_out is None else given_out,
         cached_tokens=cached or 0,
         estimated=given_in is None or given_out is None or told.get("estimated") is True,
         cost_usd=0.0,

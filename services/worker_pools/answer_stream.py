@@ -82,8 +82,10 @@ class AnswerStream:
         return answer_verdict.of_stream(self._assembly)
 
     def usage(self, prompt_bytes: int) -> Usage:
-        estimate = self._assembly.estimated_output_tokens()
-        return usage.counted(self._assembly.usage, prompt_bytes=prompt_bytes, output_tokens=estimate)
+        assembly = self._assembly
+        return usage.counted(
+            assembly.usage, prompt_bytes=prompt_bytes, output_tokens=assembly.estimated_output_tokens
+        )
 
     def end(self, counted: Usage, *, whole: bool) -> None:
         """Passes on what is left; after a whole answer with the usage, where it was asked for."""

@@ -73,6 +73,7 @@ class Backends:
         self._usual_output = float(USUAL_OUTPUT_TOKENS)
         self._timer: asyncio.TimerHandle | None = None
         self._served = not watched
+        self._holding = watched
         self._records = {
             url: BackendRecord(url, pool.breaker, there=not watched) for url in pool.base_urls or ("",)
         }
@@ -129,7 +130,8 @@ class Backends:
             self.budget.ended(lease.base_url, now_s, failure, ended, heard=heard.first_s is not None)
         kind = None if failure is None else failure.kind
         record.breaker.end(lease.passed, outcome_of(kind, heard=heard.anything), now_s)
-        self._refresh()
+        if failure is not None or lease.probes or self._holding:
+            self._refresh()  # else one more good end, which changes nothing
         if kind in _SUSPECT and record.presence == "ready":
             self.on_suspect(lease.base_url)
 
@@ -222,6 +224,7 @@ class Backends:
         """The gate as the backends are now, and a timer for when that changes by itself."""
         self.close()
         wait_s = self.callable_in_s()
+        self._holding = wait_s > 0
         if wait_s <= 0:
             self._gate.release("loading")
             self._gate.release("no_backend")

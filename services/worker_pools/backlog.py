@@ -173,8 +173,8 @@ class Backlog:
     def next_due(self) -> float | None:
         return self._queue.next_due()
 
-    def next_deadline(self) -> float | None:
-        return self._queue.next_deadline()
+    def next_deadline(self, before_s: float) -> float | None:
+        return self._queue.next_deadline(before_s)
 
     def take_partitions(self, priority: str, partitions: Collection[int]) -> list[Held]:
         """Takes out what waits of these partitions, each in the order it came."""

@@ -29,6 +29,11 @@ class Evictions:
         self._promised: set[str] = set()  # for whom they were; they start before all others
         self.count = 0
 
+    @property
+    def possible(self) -> bool:
+        """Whether batch work runs that may be evicted at all."""
+        return self._batch > 0 and self._law is not None
+
     def started(self, held: Held) -> None:
         self._running[held.task_id] = held
         self._batch += held.priority == "batch"
@@ -43,7 +48,7 @@ class Evictions:
         """Evicts what has to be, and says when to look again. `free`: slots for work now, less than 0 where
         more run than may."""
         law = self._law
-        if law is None or not self._batch:
+        if law is None or not self.possible:
             return None
         self._promised = {task_id for task_id in self._promised if self._backlog.is_first(task_id)}
         while candidates := self._backlog.next_interactive():

@@ -119,7 +119,8 @@ class Reports:
             for record in left.records:
                 await self.deliver(record)
             left.forget()
-            log.warning("announced for a worker that is gone", tries=len(left.records))
+            if left.records:
+                log.warning("announced for a worker that is gone", tries=len(left.records))
 
     def unheard_s(self) -> float:
         """For how long the oldest announcement under way has waited for the log; 0 where none is."""

@@ -35,7 +35,7 @@ class Rerouting:
         self._desk, self._endings, self._slots = crew.desk, crew.endings, crew.slots
         self._gate, self._budget, self._backends = crew.gate, crew.budget, crew.backends
         self._clock, self._knobs, self._law = clock, knobs, knobs.reroute
-        self._ahead: Counter[tuple[str, str]] = Counter()
+        self._ahead: Counter[tuple[str, str]] | None = None
         self._begin = 0
         self._looks_left = knobs.move_batch  # at late arrivals, until the next tick
         crew.endings.elsewhere = self.after_failure
@@ -57,7 +57,7 @@ class Rerouting:
         cause = self._cause()
         queued = len(self._desk.backlog)
         self._looks_left = self._knobs.move_batch
-        self._count_ahead(queued)
+        self._ahead = None
         if cause is None or not queued:
             return
         fleet = self._moving.snapshot()
@@ -165,15 +165,18 @@ class Rerouting:
         waiting = len(self._desk.backlog)
         return waiting * self._progress.service_s / max(1, self._budget.limit)
 
-    def _count_ahead(self, queued: int) -> None:
-        """What waits of each tenant and priority: in any order a newer one has most of it before it."""
-        self._ahead.clear()
-        if queued > self._budget.limit:
-            self._ahead.update((held.headers.tenant, held.priority) for held in self._waiting())
+    def _counted(self, but: Held) -> Counter[tuple[str, str]]:
+        """What waits of each tenant and priority when somebody first asks after a tick: in any order a newer
+        one has most of it before it."""
+        if self._ahead is None:
+            few = len(self._desk.backlog) <= self._budget.limit
+            waiting = () if few else self._waiting()
+            self._ahead = Counter((one.headers.tenant, one.priority) for one in waiting if one is not but)
+        return self._ahead
 
     def _certain(self, held: Held, here: Here) -> Here:
         """With the least that it waits: behind what its own tenant has there, if times were seen."""
-        ahead = self._ahead[held.headers.tenant, held.priority]
+        ahead = self._counted(held)[held.headers.tenant, held.priority]
         least_s = ahead * self._progress.service_s / max(1, self._budget.limit)
         measured = self._progress.service_s != self._pool.prior_seconds
         return replace(here, least_s=least_s) if measured else here

@@ -58,11 +58,13 @@ class SlotBudget:
         limit = self._limits.get(base_url)
         if limit is None:
             return
-        kind = None if failure is None else failure.kind
+        kind, was = None if failure is None else failure.kind, limit.limit
         if kind in _REFUSED:
             limit.refused(now_s, end.started_s, end.in_flight)
         elif kind is None or heard or kind in _WAITED:
             limit.answered(now_s, end)
+        if limit.limit == was:
+            return
         before, self._backends = self._backends, min(self._slots, self._sum())
         if self._backends > before:
             self.on_change()

@@ -81,7 +81,7 @@ class Slots:
         for held in self._backlog.expired(now_s):
             self.spawn(self._endings.past_deadline(held))
         while self._gate.is_open and self._fits() and len(self.work) < self._most_work:
-            started = self._backlog.pop(now_s, self._barred())
+            started = self._backlog.pop(now_s, self._barred() if self._reserved else ())
             if started is None:
                 break
             self._start(started)
@@ -112,7 +112,7 @@ class Slots:
 
     def _fits(self) -> bool:
         """A free slot, or a call that is open to others, for one task at a time that may join it."""
-        return self.free > 0 or (self._guest is None and self.joinable())
+        return self.in_flight < self._budget.limit or (self._guest is None and self.joinable())
 
     # worker_pools/embed_batch.Seats
 
@@ -158,7 +158,7 @@ class Slots:
 
     def _make_room(self, now_s: float) -> float | None:
         """When to look again whether batch work must give a slot up."""
-        if not self._gate.is_open or self._crowded:
+        if not self._evictions.possible or not self._gate.is_open or self._crowded:
             return None
         return self._evictions.look(now_s, self._budget.limit - self.in_flight)
 
@@ -207,9 +207,7 @@ class Slots:
         self._disarm()
         starts = self.free > 0 and self._gate.is_open and not self._crowded
         due_s = self._backlog.next_due() if starts else None
-        deadline_s = self._backlog.next_deadline()
-        if deadline_s is not None and deadline_s > now_s + self._tick_s:
-            deadline_s = None
+        deadline_s = self._backlog.next_deadline(now_s + self._tick_s)
         wakes = [at_s for at_s in (due_s, deadline_s, look_s) if at_s is not None]
         if wakes:
             wait_s = max(_LEAST_WAIT_S, min(wakes) - now_s)

@@ -255,7 +255,7 @@ class _Attempt:
             return self.stream.usage(prompt_bytes)
         told = self._whole.get("usage")
         return usage.counted(
-            told if isinstance(told, dict) else None, prompt_bytes=prompt_bytes, output_tokens=0
+            told if isinstance(told, dict) else None, prompt_bytes=prompt_bytes, output_tokens=int
         )
 
     def answer(self, counted: Usage, model: str) -> dict[str, Any]:

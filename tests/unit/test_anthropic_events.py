@@ -62,7 +62,7 @@ def test_s7_parallel_calls_keep_their_order_ids_and_arguments() -> None:
 
 def test_s8_what_the_cache_gave_is_counted_once_and_as_cached() -> None:
     told = answer_of(chunks_of([recorded("tools")]))["usage"]
-    counted = usage.counted(told, prompt_bytes=1, output_tokens=1)
+    counted = usage.counted(told, prompt_bytes=1, output_tokens=lambda: 1)
     assert (counted.input_tokens, counted.output_tokens, counted.cached_tokens) == (3210, 89, 3000)
     assert not counted.estimated
 
@@ -73,7 +73,7 @@ def test_s8_a_stream_that_breaks_has_counted_what_went_in() -> None:
     for chunk in chunks_of([head]):
         assembly.add(chunk)
     assert not assembly.finished
-    counted = usage.counted(assembly.usage, prompt_bytes=4_000, output_tokens=3)
+    counted = usage.counted(assembly.usage, prompt_bytes=4_000, output_tokens=lambda: 3)
     assert (counted.input_tokens, counted.output_tokens, counted.estimated) == (25, 3, True)
 
 

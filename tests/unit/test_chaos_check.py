@@ -248,6 +248,25 @@ def test_a_row_that_went_with_worker_and_broker_has_a_name_of_its_own() -> None:
     assert _breaches(evidence) == {("no ledger row", "a3")}
 
 
+def test_a_try_is_as_old_as_its_worker_let_it_become() -> None:
+    """The model server notices later that nobody listens."""
+    evidence = good()
+    _without("ledger", "attempt", "a3")(evidence)
+    cut = _row_of_attempt(evidence, "a3")
+    evidence.attempts[cut] = called("a3", "r-3", outcome="disconnected")
+    evidence.deaths = (Death("worker-chat-main", 77, BEGAN_S + 0.03),)
+    assert _breaches(evidence) == set()
+    evidence.deaths = (Death("ingress", 77, BEGAN_S + 0.03), Death("worker-chat-main", 78, BEGAN_S + 0.06))
+    assert _breaches(evidence) == {("no ledger row", "a3")}
+    evidence.attempts[cut] = called("a3", "r-3", outcome="scripted:status_500")
+    evidence.deaths = (Death("worker-chat-main", 77, BEGAN_S + 0.03),)
+    assert _breaches(evidence) == {("no ledger row", "a3")}  # it ended by itself, later
+
+
+def _row_of_attempt(evidence: Evidence, attempt: str) -> int:
+    return next(place for place, one in enumerate(evidence.attempts) if one.attempt == attempt)
+
+
 def test_a_text_says_whose_it_is() -> None:
     whole = answer_of("0192-ab", 3)
     assert heard(whole).attempt == "0192-ab"

@@ -71,14 +71,14 @@ def test_counts_that_are_there_stand_and_only_missing_ones_are_estimated() -> No
     whole = usage.counted(
         {"prompt_tokens": 0, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 3}},
         prompt_bytes=400,
-        output_tokens=9,
+        output_tokens=lambda: 9,
     )
     assert (whole.input_tokens, whole.output_tokens, whole.cached_tokens, whole.estimated) == (0, 0, 3, False)
-    half = usage.counted({"prompt_tokens": 12}, prompt_bytes=400, output_tokens=9)
+    half = usage.counted({"prompt_tokens": 12}, prompt_bytes=400, output_tokens=lambda: 9)
     assert (half.input_tokens, half.output_tokens, half.estimated) == (12, 9, True)
-    none = usage.counted(None, prompt_bytes=401, output_tokens=9)
+    none = usage.counted(None, prompt_bytes=401, output_tokens=lambda: 9)
     assert (none.input_tokens, none.estimated) == (101, True)
     assert usage.shown(None, none)["estimated"] is True
     assert usage.shown({"prompt_tokens": 0, "completion_tokens": 0, "extra": 1}, whole)["extra"] == 1
-    embedded = usage.counted({"prompt_tokens": 4, "total_tokens": 4}, prompt_bytes=1, output_tokens=0)
+    embedded = usage.counted({"prompt_tokens": 4, "total_tokens": 4}, prompt_bytes=1, output_tokens=lambda: 0)
     assert (embedded.output_tokens, embedded.estimated) == (0, False)

@@ -25,7 +25,7 @@ def spoken(*chunks: tuple[str, Any]) -> Assembly:
 def output_tokens(assembly: Assembly) -> tuple[int, bool]:
     """The output tokens of the answer's usage, and whether it is an estimate."""
     estimate = assembly.estimated_output_tokens()
-    usage = counted(assembly.usage, prompt_bytes=0, output_tokens=estimate)
+    usage = counted(assembly.usage, prompt_bytes=0, output_tokens=lambda: estimate)
     return usage.output_tokens, usage.estimated
 
 

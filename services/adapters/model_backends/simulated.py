@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from typing import Any
@@ -14,7 +14,7 @@ import orjson
 from schemas.failures import FailureKind
 from services.adapters.model_backends.answer_bytes import Batch
 from services.core.embedding_form import inputs_of
-from services.core.fleet import SimulatedFailures, SimulatedLaw
+from services.core.fleet import SimulatedLaw
 from services.core.usage import estimated_tokens
 from services.ports import BackendFault, ModelCall, RandomUnit
 
@@ -39,6 +39,8 @@ class SimulatedBackend:
         self._slots = asyncio.Semaphore(law.slots) if law.slots else None
         self._queued = 0
         self._in_work = 0
+        shares = [(each.name, getattr(law.failures, each.name)) for each in fields(law.failures)]
+        self._failures = [(name, share) for name, share in shares if share > 0]
         self._timed = bool(law.mean_s or law.by_tokens)
         self._at_once = not self._timed and self._slots is None  # nothing is measured but what is around it
         self._words = [
@@ -54,7 +56,7 @@ class SimulatedBackend:
     async def events(self, call: ModelCall) -> AsyncIterator[Batch]:
         law = self._law
         scale = 1 + law.spread * (2 * self._uniform() - 1)
-        fate = _fate(law.failures, self._uniform())
+        fate = _fate(self._failures, self._uniform())
         if fate is None and self._at_once and call.path.endswith("/chat/completions"):
             yield self._whole(True, self._usage(len(call.body)))
             return
@@ -155,12 +157,12 @@ class SimulatedBackend:
         }
 
 
-def _fate(failures: SimulatedFailures, drawn: float) -> str | None:
+def _fate(shares: Sequence[tuple[str, float]], drawn: float) -> str | None:
     """Which failure a call meets, by a number in [0, 1); None: none."""
-    for each in fields(failures):
-        drawn -= getattr(failures, each.name)
+    for name, share in shares:
+        drawn -= share
         if drawn < 0:
-            return each.name
+            return name
     return None
 
 
