@@ -8,6 +8,8 @@ JOBS ?= 3
 # Whole fleets of processes are another matter: each takes half a minute of a core to start.
 FLEETS ?= 2
 STATE ?= .chimera
+# Services and tests are many processes: each would compile all that it imports again (2 s of a core).
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help up down test check bench fmt schemas lock clean
 
 help: ## show this
