@@ -12,6 +12,7 @@ from loadtest.model_server.attempts import DISCONNECTED, OK, AttemptRecord
 
 Row = Mapping[str, Any]
 _SAME_MOMENT_S = 0.5
+_ON_ITS_WAY_S = 0.05  # a call from a worker to its model server, on a busy machine
 
 
 def attempt_breaches(evidence: Evidence, decided: Decided) -> list[Breach]:
@@ -55,12 +56,12 @@ def _call_breaches(
 
 def lived_s(evidence: Evidence, attempt: AttemptRecord) -> float:
     """How old it became, in seconds. One whose worker was killed was over then, however late a busy model
-    server notices that nobody listens."""
+    server notices that nobody listens, or that it was called at all."""
     seconds = attempt.seconds or 0.0
     if attempt.outcome != DISCONNECTED:
         return seconds
     ages = [death.at_s - attempt.started_s for death in evidence.deaths if death.name.startswith("worker-")]
-    return min([seconds, *(age for age in ages if age >= 0)])
+    return min([seconds, *(max(0.0, age) for age in ages if age > -_ON_ITS_WAY_S)])
 
 
 def _without_a_row(evidence: Evidence, attempt: AttemptRecord) -> list[Breach]:
