@@ -20,8 +20,7 @@ from services.core.usage import estimated_tokens
 __all__ = ["Assembly", "Json", "MalformedChunkError", "has_content"]
 
 _OBJECTS = {"chat": "chat.completion", "text": "text_completion"}
-_TEXT_CHUNK = frozenset({"id", "model", "object", "choices", "created"})
-_TEXT_CHOICE = frozenset({"index", "delta", "finish_reason"})
+_TEXT_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 _OWN_FIELDS = frozenset({"id", "model", "object", "choices", "usage", "created"})
 
 
@@ -84,10 +83,14 @@ class Assembly:
     def _add_text(self, chunk: Json) -> bool:
         """Whether it was what nearly every chunk is: more text of one choice that has begun."""
         choices = chunk.get("choices")
-        if type(choices) is not list or len(choices) != 1 or not chunk.keys() <= _TEXT_CHUNK:
+        if type(choices) is not list or len(choices) != 1 or self._created_s is None or chunk.get("usage"):
             return False
         choice = choices[0]
-        if type(choice) is not dict or not choice.keys() <= _TEXT_CHOICE or self._created_s is None:
+        if (
+            type(choice) is not dict
+            or not choice.keys() <= _TEXT_CHOICE
+            or choice.get("logprobs") is not None
+        ):
             return False
         index, delta = choice.get("index"), choice.get("delta")
         held = self._choices.get(index) if type(index) is int else None
@@ -95,6 +98,8 @@ class Assembly:
             return False
         if not held.add_text(delta):
             return False
+        for name in chunk.keys() - _OWN_FIELDS:
+            last_wins(self._extra, name, chunk[name])
         self._content_chunks += 1
         return True
 
