@@ -13,6 +13,7 @@ from infra.llama.process import LlamaServer
 from infra.llama.settings import LlamaSettings
 from infra.process import free_port
 from loadtest.model_server.process import ModelServerProcess
+from schemas.failures import FailureKind
 from schemas.messages import AttemptFailed, TaskFailed, TaskSucceeded
 from services.adapters.model_backends.server_look import ServerLook
 from services.core.backend_metrics import ServerLoad
@@ -234,4 +235,8 @@ async def test_o4_llama_cpp_may_come_late_and_be_restarted(tmp_path: Path) -> No
             await llama.start()
             for task in (over, *more):
                 assert await rig.answer(task)
-        assert {each.task_id for each in rig.of(AttemptFailed)} == {over}
+        away = (
+            FailureKind.UNREACHABLE,
+            FailureKind.OVERLOADED,
+        )  # not: a stale connection to one that is there
+        assert {each.task_id for each in rig.of(AttemptFailed) if each.failure.kind in away} == {over}
