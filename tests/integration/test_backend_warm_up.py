@@ -235,8 +235,5 @@ async def test_o4_llama_cpp_may_come_late_and_be_restarted(tmp_path: Path) -> No
             await llama.start()
             for task in (over, *more):
                 assert await rig.answer(task)
-        away = (
-            FailureKind.UNREACHABLE,
-            FailureKind.OVERLOADED,
-        )  # not: a stale connection to one that is there
+        away = (FailureKind.UNREACHABLE, FailureKind.OVERLOADED)  # not: a connection that it had closed
         assert {each.task_id for each in rig.of(AttemptFailed) if each.failure.kind in away} == {over}
