@@ -26,8 +26,8 @@ from loadtest.model_server.server import CALLS, ModelServer
 from loadtest.model_server.settings import ServerSettings
 
 MOOD_PATH = "/mood"
-_ASK_S = 5.0
-_ASKED_TIMES = 4
+_ASK_S = 10.0
+_ASKED_TIMES = 6
 # What a call meets in each mood: one of these, by its attempt.
 MOODS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "hangs": ({"hang_after_chunks": 0},),
