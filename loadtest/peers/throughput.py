@@ -18,7 +18,6 @@ from loadtest.stage import load_average
 
 _APP = "loadtest.peers.apps.dramatiq_app"
 _WAIT_S = 300.0
-_LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,11 @@ async def _dramatiq(python: Path, tasks: int) -> float:
             begin = time.monotonic()
             worker.spawn([str(python), "-m", "dramatiq", _APP, "--processes", "1", "--threads", "8"], env)
             try:
-                while int(await _said(python, env, "outcomes")) < tasks:
-                    if time.monotonic() - begin > _WAIT_S:
-                        raise TimeoutError(f"dramatiq did not finish {tasks} tasks: {worker.log_tail()}")
-                    await asyncio.sleep(_LOOK_EVERY_S)
+                async with asyncio.timeout(_WAIT_S):
+                    await _said(python, env, "outcomes", str(tasks))
                 return tasks / (time.monotonic() - begin)
+            except TimeoutError:
+                raise TimeoutError(f"dramatiq did not finish {tasks} tasks: {worker.log_tail()}") from None
             finally:
                 await worker.stop(5.0)
 
@@ -75,7 +74,11 @@ async def _said(python: Path, env: Mapping[str, str], *arguments: str) -> str:
         stdout=asyncio.subprocess.PIPE,
         env=dict(env),
     )
-    out, _ = await process.communicate()
+    try:
+        out, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        raise
     if process.returncode:
         raise RuntimeError(f"{_APP} {' '.join(arguments)} ended with {process.returncode}")
     return out.decode().strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
@@ -11,6 +12,7 @@ from dramatiq.results.backends import RedisBackend
 
 from loadtest.peers.apps.lines import BROKER_URL, told
 
+_LOOK_EVERY_S = 0.1
 broker = RedisBroker(url=BROKER_URL)
 broker.add_middleware(Results(backend=RedisBackend(url=BROKER_URL), store_results=True))
 dramatiq.set_broker(broker)
@@ -22,14 +24,20 @@ def no_op(text: str) -> int:
 
 
 def main() -> None:
-    """`client N` preloads N tasks; `outcomes` prints how many results there are."""
+    """`client N` preloads N tasks; `outcomes N` returns once there are so many results."""
     if sys.argv[1] == "client":
         text = "word " * 100
         for _ in range(int(sys.argv[2])):
             no_op.send(text)
-        told(sys.argv[2])
-        return
-    told(str(sum(1 for _ in broker.client.scan_iter("dramatiq-results:*", count=10_000))))
+    else:
+        while broker.client.dbsize() < int(sys.argv[2]) or _results() < int(sys.argv[2]):
+            time.sleep(_LOOK_EVERY_S)
+    told(sys.argv[2])
+
+
+def _results() -> int:
+    """A result's key is a bare hash, everything else of Dramatiq's begins with its name."""
+    return sum(not key.startswith(b"dramatiq") for key in broker.client.scan_iter(count=10_000))
 
 
 if __name__ == "__main__":
