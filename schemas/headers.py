@@ -17,6 +17,10 @@ WireHeaders = list[tuple[str, bytes]]
 SWEPT = "swept"
 """Header of a lane record that the sweep wrote: whoever held the task before was not heard of in time."""
 
+LATE = "late"
+"""Header of an AttemptStarted that another worker wrote for one that is gone: for the ledger only. In the log
+it may follow attempts that began after it, and would say of a stream what is not so."""
+
 
 class HeaderError(ValueError):
     """A header is missing or not of the form it must have; the text names it and says what was expected."""

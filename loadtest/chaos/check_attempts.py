@@ -60,8 +60,15 @@ def lived_s(evidence: Evidence, attempt: AttemptRecord) -> float:
     seconds = attempt.seconds or 0.0
     if attempt.outcome != DISCONNECTED:
         return seconds
-    ages = [death.at_s - attempt.started_s for death in evidence.deaths if death.name.startswith("worker-")]
-    return min([seconds, *(max(0.0, age) for age in ages if age > -_ON_ITS_WAY_S)])
+    ended_s = attempt.started_s + seconds
+    ages = [
+        max(0.0, death.at_s - attempt.started_s)
+        for death in evidence.deaths
+        if death.name.startswith("worker-")
+        and attempt.started_s - _ON_ITS_WAY_S < death.at_s
+        and abs(ended_s - death.at_s) < _SAME_MOMENT_S
+    ]
+    return min([seconds, *ages])
 
 
 def _without_a_row(evidence: Evidence, attempt: AttemptRecord) -> list[Breach]:

@@ -17,7 +17,7 @@ PROMPT_TOKENS = 2
 TENANTS = ("north", "east", "south", "west")
 FLOODING = TENANTS[0]
 _LONGEST_S = 3.0
-_LUCK = 0.02
+_LUCK, _DRAWS = 0.02, 10_000
 _PREDICTED_SPREAD = 0.3  # sigma of the log of predicted over real tokens
 
 
@@ -68,7 +68,7 @@ def arrivals(
     """Poisson arrivals that keep a share `load` of all slots busy: drawn again until they do within 2 %, as a
     short round's own luck is ten times that and moves every wait."""
     draw = random.Random(seed)
-    while True:
+    for _ in range(_DRAWS):
         jobs = [
             Job(at_s, priority, tenant, chunks, _predicted_tokens(chunks, draw), floods)
             for at_s, chunks in _drawn(draw, load * SLOTS / law.mean_s, law, seconds)
@@ -76,6 +76,7 @@ def arrivals(
         busy_s = sum(job.chunks for job in jobs) * CHUNK_S
         if abs(busy_s / (seconds * SLOTS) - load) <= _LUCK * load:
             return jobs
+    raise ValueError(f"{seconds} s at {load:.0%} of the slots: too short for any draw to be within 2 % of it")
 
 
 def _drawn(draw: random.Random, rate: float, law: Law, seconds: float) -> Iterable[tuple[float, int]]:

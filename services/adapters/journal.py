@@ -18,10 +18,11 @@ from services.ports import LeftBehind, OutRecord
 log = structlog.get_logger(__name__)
 _SUFFIX = ".records"
 _BYTES = "latin-1"  # any bytes as text, and back
+_MOST_HEARD = 1_024  # lines of records that were heard, before the file is written anew
 
 
 class DirectoryJournal:
-    """A Journal in a directory that every worker of this machine may write to.
+    """A Journal in a directory that every worker of one fleet on this machine may write to.
 
     A line is written with one call and not synced: it survives SIGKILL, not a loss of power.
     """
@@ -30,31 +31,39 @@ class DirectoryJournal:
         self._directory = directory
         self._file: int | None = None  # made with the first record
         self._path: Path | None = None
-        self._kept: set[str] = set()
+        self._kept: dict[str, bytes] = {}
+        self._heard = 0
 
     def keep(self, name: str, record: OutRecord) -> None:
         """See the port. Takes some 20 us."""
+        line = _line(record)
         try:
             if self._file is None:
-                self._file = self._made()
-            os.write(self._file, _line(record))
+                self._path, self._file = _made(self._directory)
+            _write(self._file, line)
         except OSError as fault:
             log.warning("not kept for the next worker", journal=str(self._directory), fault=str(fault))
             return
-        self._kept.add(name)
+        self._kept[name] = line
 
     def heard(self, name: str) -> None:
-        if name not in self._kept:
+        if self._kept.pop(name, None) is None or self._file is None:
             return
-        self._kept.remove(name)
-        if not self._kept and self._file is not None:
+        self._heard += 1
+        if self._kept and self._heard < _MOST_HEARD:
+            return
+        self._heard = 0
+        try:
             os.ftruncate(self._file, 0)
+            _write(self._file, b"".join(self._kept.values()))
+        except OSError as fault:
+            log.warning("a journal cannot be written anew", journal=str(self._path), fault=str(fault))
 
     def left_behind(self) -> Iterator[LeftBehind]:
         for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
             file = None if path == self._path else _locked(path)
             if file is not None:
-                yield LeftBehind(_read(path), partial(_forget, path, file))
+                yield LeftBehind(_read(path, file), partial(_forget, path, file))
 
     def close(self) -> None:
         if self._file is None or self._path is None or self._kept:
@@ -62,26 +71,38 @@ class DirectoryJournal:
         _forget(self._path, self._file)
         self._file = self._path = None
 
-    def _made(self) -> int:
-        """A new file has its lock before it has the name by which others look for it."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        unnamed = self._directory / f"{uuid_utils.uuid7()}.new"
-        file = os.open(unnamed, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+def _made(directory: Path) -> tuple[Path, int]:
+    """A new file has its lock before it has the name by which others look for it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    unnamed = directory / f"{uuid_utils.uuid7()}.new"
+    file = os.open(unnamed, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._path = unnamed.with_suffix(_SUFFIX)
-        unnamed.rename(self._path)
-        return file
+        return unnamed.rename(unnamed.with_suffix(_SUFFIX)), file
+    except OSError:
+        _forget(unnamed, file)
+        raise
+
+
+def _write(file: int, lines: bytes) -> None:
+    """Raises OSError also where the disk took a part of it only."""
+    if os.write(file, lines) < len(lines):
+        raise OSError("the disk is full")
 
 
 def _locked(path: Path) -> int | None:
-    """None where its process lives, or somebody else found it first."""
+    """None where its process lives, or somebody else found it first, or has forgotten it by now."""
     try:
-        file = os.open(path, os.O_WRONLY)
+        file = os.open(path, os.O_RDWR)
     except OSError:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        gone = os.fstat(file).st_nlink == 0
     except OSError:
+        gone = True
+    if gone:
         os.close(file)
         return None
     return file
@@ -93,6 +114,7 @@ def _forget(path: Path, file: int) -> None:
 
 
 def _line(record: OutRecord) -> bytes:
+    """Begins with a line's end: the line before may have been cut."""
     fields = {
         "topic": record.topic,
         "partition": record.partition,
@@ -100,15 +122,16 @@ def _line(record: OutRecord) -> bytes:
         "value": _text(record.value),
         "headers": [(name, value.decode(_BYTES)) for name, value in record.headers],
     }
-    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    return b"\n" + orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _read(path: Path) -> list[OutRecord]:
+def _read(path: Path, file: int) -> list[OutRecord]:
     """Its whole lines: a process may die, and a disk be full, in the middle of one."""
     records = []
-    for line in path.read_bytes().splitlines():
+    for line in os.pread(file, os.fstat(file).st_size, 0).split(b"\n"):
         try:
-            records.append(_record(orjson.loads(line)))
+            if line:
+                records.append(_record(orjson.loads(line)))
         except (ValueError, KeyError, TypeError) as fault:
             log.warning("a line of a journal cannot be read", file=path.name, fault=str(fault))
     return records

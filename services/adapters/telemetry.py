@@ -22,6 +22,7 @@ _SELDOM_S = 1.0
 _MOST_LINES = 256  # that are remembered
 _SHORTEST_SECRET = 8  # anything shorter would black out ordinary words
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
+_AS_SCRUBBED = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 _SUSPECTS = (b"earer", b"EARER", b"://")
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 
@@ -31,16 +32,20 @@ EventDict = MutableMapping[str, Any]
 class Redactor:
     """A structlog renderer of JSON lines; scrubs secrets from all text of an event, at any depth.
 
-    Hardly a line has one, so the line is made first and looked through as a whole (half the cost).
+    Hardly a line has one, so it is made first and looked through as a whole. Law: whatever `scrub` would find
+    in the event, the search finds in its line.
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found = sorted({s for s in secrets if len(s) >= _SHORTEST_SECRET}, key=len, reverse=True)
         self._secrets = re.compile("|".join(map(re.escape, found))) if found else None
-        self._suspects = (*(orjson.dumps(secret)[1:-1] for secret in found), *_SUSPECTS)
+        self._suspects = (*filter(None, map(_in_a_line, found)), *_SUSPECTS)
 
     def __call__(self, _logger: Any, _method: str, event: EventDict) -> bytes:
-        line = _rendered(event)
+        try:
+            line = _rendered(event)
+        except TypeError:  # of a key, or a text that is no UTF-8
+            return _rendered(self.scrub(event))
         for suspect in self._suspects:
             if suspect in line:
                 return _rendered(self.scrub(event))
@@ -68,11 +73,22 @@ class Redactor:
 
 
 def _rendered(event: Any) -> bytes:
-    return orjson.dumps(event, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    return orjson.dumps(event, default=_plain, option=_AS_SCRUBBED)
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, (set, frozenset)) else str(value)
+    """What `scrub` makes of it."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, (tuple, set, frozenset)) else str(value)
+
+
+def _in_a_line(secret: str) -> bytes:
+    """As it stands in JSON; empty where it cannot stand there."""
+    try:
+        return orjson.dumps(secret)[1:-1]
+    except TypeError:
+        return b""
 
 
 def secrets_of(environment: Mapping[str, str], more_names: Iterable[str] = ()) -> list[str]:

@@ -83,7 +83,12 @@ class Assembly:
     def _add_text(self, chunk: Json) -> bool:
         """Whether it was what nearly every chunk is: more text of one choice that has begun."""
         choices = chunk.get("choices")
-        if type(choices) is not list or len(choices) != 1 or self._created_s is None or chunk.get("usage"):
+        if (
+            type(choices) is not list
+            or len(choices) != 1
+            or self._created_s is None
+            or chunk.get("usage") is not None
+        ):
             return False
         choice = choices[0]
         if (

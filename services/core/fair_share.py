@@ -155,10 +155,10 @@ class TokenCounters:
             heappush(self._order, place)
         elif account.idle:
             heappush(self._owing, place)
+        if not self._stamp % _LEFTOVERS or len(self._owing) > MOST_IDLE:
+            self._sweep()
         if self._owing:
             self._forget()
-        if not self._stamp % _LEFTOVERS:
-            self._sweep()
 
     def _sweep(self) -> None:
         for heap in (self._order, self._owing):

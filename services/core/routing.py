@@ -128,7 +128,7 @@ def cheapest(pools: Sequence[Pool], need: Need, _: Load) -> list[float]:
 def price_usd(pool: Pool, need: Need) -> float:
     """What the request would cost there, as estimated."""
     output_tokens = need.output_tokens or USUAL_OUTPUT_TOKENS
-    usage = Usage(input_tokens=need.input_tokens, output_tokens=output_tokens)
+    usage = Usage(input_tokens=max(0, need.input_tokens), output_tokens=max(0, output_tokens))
     return pool.price.cost_usd(usage, pool.prior_seconds)
 
 

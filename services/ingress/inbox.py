@@ -14,7 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from schemas.codec import SchemaError, Unknown, decode
-from schemas.headers import to_text
+from schemas.headers import LATE, to_text
 from schemas.messages import TERMINAL, Message
 from services.ingress.bound_streams import BoundStreams
 from services.ingress.tracing import Arrival
@@ -175,6 +175,8 @@ def _hand_over(record: InRecord, listener: Listener) -> None:
     if not any(name == "type" and value in wanted for name, value in record.headers):
         return
     text = to_text(record.headers)
+    if LATE in text:
+        return
     try:
         message = decode(text, record.value)
     except SchemaError as fault:

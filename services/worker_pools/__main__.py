@@ -154,7 +154,7 @@ async def _parts(
     client_id = f"chimera-worker-{pool.name}"
     durable = KafkaPublisher(bootstrap, traits, client_id=client_id)
     chunks = KafkaPublisher(bootstrap, traits, client_id=f"{client_id}-chunks", durable=False)
-    journal, look = DirectoryJournal(settings.journal), look_of(pool)
+    journal, look = DirectoryJournal(settings.journal_of(fleet.prefix)), look_of(pool)
     stack.callback(journal.close)
     for ends in (durable.stop, chunks.stop, *([] if look is None else [look.aclose])):
         stack.push_async_callback(ends)

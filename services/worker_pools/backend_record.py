@@ -98,7 +98,7 @@ class BackendRecord:
     def state(self, now_s: float) -> BackendState:
         load = self.load(now_s)
         work, waits_since_s = self._work()
-        return BackendState(
+        return BackendState.model_construct(
             base_url=self.base_url,
             health=self._health(now_s, waits_since_s),
             breaker=self.breaker.state,

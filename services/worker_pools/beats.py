@@ -41,7 +41,7 @@ class Profile:
 
     def beat(self, now_ms: int, started_ms: int) -> WorkerBeat:
         queued, progress = len(self._backlog), self._progress
-        return WorkerBeat(
+        return WorkerBeat.model_construct(
             sent_ms=now_ms,
             worker=self._worker,
             pool=self._pool,

@@ -133,7 +133,7 @@ class PoolWorker:
             await first_of(caught_up, stopping, *loops)
             caught_up.cancel()
             if not self._stop.is_set():
-                self._reports.later(self._reports.say_left_behind())
+                self._reports.later(self._reports.say_left_behind(self._fleet.partitions))
                 self._crew.gate.release("starting")
                 loops += [asyncio.create_task(self._serve_lane(lane)) for lane in self._lanes.values()]
                 loops.append(asyncio.create_task(self._hand_over.renew_forever()))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from schemas.codec import MAJOR, encode
 from schemas.failures import FailureKind
-from schemas.headers import WireHeaders
+from schemas.headers import LATE, WireHeaders
 from schemas.messages import (
     AttemptFailed,
     AttemptStarted,
@@ -32,6 +33,7 @@ from services.worker_pools.intake import Odd
 from services.worker_pools.settings import WorkerKnobs
 
 log = structlog.get_logger(__name__)
+_SAY_TIMES = 12  # a minute or more: the broker may be out for as long
 
 
 def headers_of(kind: type[Message]) -> WireHeaders:
@@ -113,14 +115,29 @@ class Reports:
                 slow.cancel()
             del self._unheard[attempt]
 
-    async def say_left_behind(self) -> None:
-        """Announces what workers of this machine died with."""
+    async def say_left_behind(self, partitions: int) -> None:
+        """Announces what workers of this machine died with, for the ledger. What cannot be said stays for the
+        worker after this one; what is none of this fleet's is left out."""
         for left in self._journal.left_behind():
-            for record in left.records:
-                await self.deliver(record)
+            ours = [each for each in left.records if self._is_ours(each, partitions)]
+            late = [replace(each, headers=[*each.headers, (LATE, b"1")]) for each in ours]
+            if not all([await self._said(each) for each in late]):
+                log.error("tries of a worker that is gone could not be announced", tries=len(late))
+                continue
             left.forget()
             if left.records:
-                log.warning("announced for a worker that is gone", tries=len(left.records))
+                log.warning("announced for a worker that is gone", tries=len(ours), of=len(left.records))
+
+    def _is_ours(self, record: OutRecord, partitions: int) -> bool:
+        place = record.partition
+        return record.topic == self._names.results and place is not None and 0 <= place < partitions
+
+    async def _said(self, record: OutRecord) -> bool:
+        for _ in range(_SAY_TIMES):
+            if await self.delivered_within(record, self._knobs.ack_timeout_s):
+                return True
+            await self._clock.sleep(8 * self._knobs.send_again_s)
+        return False
 
     def unheard_s(self) -> float:
         """For how long the oldest announcement under way has waited for the log; 0 where none is."""

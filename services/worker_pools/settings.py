@@ -102,9 +102,9 @@ class WorkerSettings(ServiceSettings):
         description="weighted tokens that a tenant which asked for less than its share is ahead",
     )
 
-    @property
-    def journal(self) -> Path:
-        return self.journal_dir or self.blob_dir.parent / "journal"
+    def journal_of(self, prefix: str) -> Path:
+        """The fleet's own folder in it."""
+        return (self.journal_dir or self.blob_dir.parent / "journal") / (prefix.strip(".") or "fleet")
 
     def knobs(self) -> WorkerKnobs:
         scaled = WorkerKnobs().scaled(self.time_scale)

@@ -70,6 +70,17 @@ def test_what_was_heard_after_all_is_not_left_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_was_heard_long_ago_is_not_kept_for_ever(tmp_path: Path) -> None:
+    """Also where something always waits: the log is slow, and never empty."""
+    journal = DirectoryJournal(tmp_path)
+    for number in range(3_000):
+        journal.keep(str(number), RECORD)
+        journal.heard(str(number - 1))
+    (file,) = tmp_path.iterdir()
+    assert file.read_bytes().count(b"results") <= 1_025
+    assert file.read_bytes().count(b"results") >= 1
+
+
 def test_a_line_cut_by_death_costs_that_line(tmp_path: Path) -> None:
     killed_after_keeping(tmp_path)
     (file,) = tmp_path.iterdir()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import orjson
 import pytest
@@ -59,15 +62,23 @@ def test_short_values_and_ordinary_variables_are_no_secrets() -> None:
     assert redactor.scrub(text) == f"short /home/somebody {REDACTED} {REDACTED}"
 
 
+@dataclass
+class Held:
+    key: str = field(repr=False)
+
+
 @pytest.mark.parametrize(
     "secret", ["plain-s3cret", 'a "quoted" s3cret', "back\\slash-s3cret", "ünder-s3cret"]
 )
 def test_r8_a_line_is_redacted_wherever_the_secret_is(secret: str) -> None:
     redactor = Redactor([secret])
-    event = {
+    event: dict[Any, Any] = {
         "event": f"got {secret}",
         "nested": {"list": [1, (secret,)], secret: {secret}},
         "fault": ValueError(secret),
+        "proxy": MappingProxyType({"inner": secret}),
+        "data": Held(secret),
+        Path("key"): "of no line",
         "sent": "BEARER abc.def",
         "url": "postgresql://chimera:hidden@db/x",
         "n": 7,
@@ -84,6 +95,11 @@ def test_r8_a_line_is_redacted_wherever_the_secret_is(secret: str) -> None:
         "tags": ["a"],
         "path": "x",
     }
+
+
+def test_a_secret_that_is_no_utf8_stops_no_service() -> None:
+    redactor = Redactor(["\udcff-s3cret-value"])
+    assert REDACTED in redactor(None, "info", {"event": "a \udcff-s3cret-value"}).decode()
 
 
 def test_an_unknown_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

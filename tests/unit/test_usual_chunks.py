@@ -39,7 +39,7 @@ _event = _dict(
     created=st.sampled_from([0, 7]),
     model=st.just("m"),
     choices=st.lists(_choice, min_size=1, max_size=2),
-    usage=st.one_of(st.none(), st.just({"prompt_tokens": 1, "completion_tokens": 2})),
+    usage=st.sampled_from([None, {}, {"prompt_tokens": 1, "completion_tokens": 2}]),
     system_fingerprint=st.just("f"),
 )
 _events = st.lists(_event, max_size=12)

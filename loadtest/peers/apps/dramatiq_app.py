@@ -12,7 +12,7 @@ from dramatiq.results.backends import RedisBackend
 
 from loadtest.peers.apps.lines import BROKER_URL, told
 
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.25
 broker = RedisBroker(url=BROKER_URL)
 broker.add_middleware(Results(backend=RedisBackend(url=BROKER_URL), store_results=True))
 dramatiq.set_broker(broker)
