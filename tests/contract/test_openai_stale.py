@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -51,9 +52,10 @@ async def test_the_owner_of_retries_repeats_it(tmp_path: Path) -> None:
 async def test_spaced_calls_to_a_server_that_closes_idle_connections_lose_none(tmp_path: Path) -> None:
     """Calls come just when it closes: as the wait is random around its own, some meet the closing itself."""
     draw = random.Random(5)
+    patient = replace(POOL, timeouts=replace(POOL.timeouts, connect_s=30.0))  # the machine may stand still
     async with (
         ModelServerProcess(chunks=1, keep_alive_s=IDLE_S) as server,
-        openai_rig(server.root_url, tmp_path) as rig,
+        openai_rig(server.root_url, tmp_path, patient) as rig,
     ):
         await rig.work()
 
