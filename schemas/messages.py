@@ -229,11 +229,15 @@ class CancelTask(Message):
 
 
 class ReplyChunk(Message):
-    """On `replies`: consecutive stream chunks (OpenAI chunk objects) of one attempt; `seq` counts from 0."""
+    """On `replies`: consecutive stream chunks (OpenAI chunk objects) of one attempt; `seq` counts from 0.
+
+    `worker` stands in the first one: a worker that dies right after it may never have announced the attempt.
+    """
 
     attempt: Id
     seq: int = Field(ge=0)
     events: list[dict[str, object]]
+    worker: Id | None = None
 
 
 TERMINAL = (TaskSucceeded, TaskFailed, TaskClosed)

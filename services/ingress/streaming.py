@@ -103,6 +103,8 @@ class Follower:
 
     def _one(self, message: Message) -> Step:
         if isinstance(message, ReplyChunk):
+            if message.worker is not None:
+                self._workers[message.attempt] = message.worker
             return self.binding.chunk(message)
         if isinstance(message, AttemptStarted):
             self._workers[message.run.attempt] = message.run.worker

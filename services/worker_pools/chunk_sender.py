@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from schemas.codec import encode
-from schemas.messages import ReplyChunk
+from schemas.messages import ReplyChunk, Try
 from schemas.topics import MAX_RECORD_BYTES
 from services.ports import OutRecord, Publisher
 from services.worker_pools.reports import headers_of
@@ -69,17 +69,16 @@ class ChunkSender:
         "_pump",
         "_task_id",
         "_timer",
+        "_worker",
         "sent",
     )
 
-    def __init__(
-        self, pump: ChunkPump, knobs: WorkerKnobs, task_id: str, attempt: str, partition: int
-    ) -> None:
+    def __init__(self, pump: ChunkPump, knobs: WorkerKnobs, task_id: str, run: Try, partition: int) -> None:
         self._pump = pump
         self._knobs = knobs
         self._task_id = task_id
         self._key = task_id.encode()
-        self._attempt = attempt
+        self._attempt, self._worker = run.attempt, run.worker
         self._partition = partition
         self._loop = asyncio.get_running_loop()
         self._events: list[dict[str, Any]] = []
@@ -111,7 +110,11 @@ class ChunkSender:
 
     def _send(self, events: list[dict[str, Any]]) -> None:
         chunk = ReplyChunk.model_construct(
-            task_id=self._task_id, attempt=self._attempt, seq=self.sent, events=events
+            task_id=self._task_id,
+            attempt=self._attempt,
+            seq=self.sent,
+            events=events,
+            worker=None if self.sent else self._worker,
         )
         self.sent += 1
         self._pump.put(self._key, encode(chunk), self._partition)

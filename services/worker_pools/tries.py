@@ -146,7 +146,7 @@ class Tries:
         partition = held.headers.reply_partition
         if not task.stream or partition is None:
             return None
-        return ChunkSender(self._pump, self._knobs, task.task_id, run.attempt, partition)
+        return ChunkSender(self._pump, self._knobs, task.task_id, run, partition)
 
     def _end(
         self, held: Held, run: Try, attempt: _Attempt, failure: Failure | None, prompt_bytes: int

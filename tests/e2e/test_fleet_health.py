@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -17,8 +17,9 @@ import pytest_asyncio
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from services.core.fleet_table import DEAD_AFTER_S
 from tests.e2e.command import chimera, run_chimera
-from tests.e2e.fault_fleet import WORKER, ask, body, gone, pid_of, ready, text_of
+from tests.e2e.fault_fleet import WORKER, ask, body, gone, pid_of, ready, text_of, unwritable_results
 from tests.e2e.staged import Scripted, new_marker, scripted_fleet, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -116,6 +117,7 @@ async def test_a_stopped_worker_is_dead_and_its_end_is_booked_when_it_comes_back
     worker, marker = await worker_of(fleet), new_marker()
     pid = pid_of(fleet, WORKER)
     async with streaming(fleet, marker) as stream:
+        await row(fleet, worker, "open")
         began_s = time.monotonic()
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -137,6 +139,7 @@ async def test_a_killed_workers_stream_ends_its_try_is_lost_and_others_go_on(fle
     worker, marker = await worker_of(fleet), new_marker()
     pid = pid_of(fleet, WORKER)
     async with streaming(fleet, marker) as stream:
+        await row(fleet, worker, "open")
         began_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         await gone(pid)
@@ -149,6 +152,22 @@ async def test_a_killed_workers_stream_ends_its_try_is_lost_and_others_go_on(fle
     other = await worker_of(fleet)
     assert other != worker
     await alive(fleet, other)
+    assert text_of(await ask(fleet.stage.url, body(after := new_marker()))) == after
+
+
+async def test_a_stream_ends_though_its_try_was_never_announced(fleet: Scripted) -> None:
+    """Its first chunk says whose it is; the next worker's try of the same task would be no reason to end."""
+    await ready(fleet, WORKER)
+    pid = pid_of(fleet, WORKER)
+    async with AsyncExitStack() as stack:
+        async with unwritable_results(fleet):
+            stream = await stack.enter_async_context(streaming(fleet, new_marker()))
+            os.kill(pid, signal.SIGKILL)
+            await gone(pid)
+        async with asyncio.timeout(10 * DEAD_AFTER_S):
+            events = await stream
+    assert events[-1]["error"]["code"] == "stream_interrupted"
+    await ready(fleet, WORKER)
     assert text_of(await ask(fleet.stage.url, body(after := new_marker()))) == after
 
 
