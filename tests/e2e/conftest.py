@@ -21,7 +21,7 @@ REAL_POOL = """
 """
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(
     llama_server: LlamaServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Scripted]:
@@ -37,7 +37,7 @@ def sent() -> Sent:
     return Sent()
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(fleet: Scripted, sent: Sent) -> AsyncIterator[openai.AsyncOpenAI]:
     """With the retries that the package ships with."""
     http = openai.DefaultAsyncHttpxClient(event_hooks={"request": [sent.on_request]}, trust_env=False)

@@ -11,7 +11,7 @@ from tests.e2e.command import chimera
 from tests.e2e.fault_fleet import ask, body, everything
 from tests.e2e.staged import Scripted, new_marker, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_what_ran_out_of_tries_is_grouped_shown_and_done_once_more(fleet: Scripted) -> None:

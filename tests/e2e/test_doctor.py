@@ -12,7 +12,7 @@ from tests.e2e.command import chimera, run_chimera
 from tests.e2e.fault_fleet import ask, body
 from tests.e2e.staged import Scripted, new_marker, scripted_fleet
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def findings(fleet: Scripted, window_s: float) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from tests.architecture.sources import ROOT
 from tests.e2e.asked import QUESTION, TEXT, scripted
 from tests.e2e.staged import Scripted, new_marker
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 WEATHER: ChatCompletionToolParam = {
     "type": "function",
     "function": {

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.asked import QUESTION, TEXT, Sent, scripted
 from tests.e2e.staged import Scripted, new_marker
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_an_unknown_model_is_not_found(client: openai.AsyncOpenAI, sent: Sent) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from tests.e2e.fault_fleet import (
     finished,
     gone,
     outcomes,
+    parked,
     pid_of,
     ready,
     text_of,
@@ -64,6 +66,31 @@ async def test_q1_a_worker_killed_in_the_middle_of_a_task_loses_nothing(fleet: S
     assert rows[first.attempt or ""]["state"] == "lost"
     assert rows[second.attempt or ""]["verdict"] == "outcome"
     assert await outcomes(fleet, [marker]) == {marker: ["TaskSucceeded"]}
+
+
+async def test_q14_refusals_are_waited_out_though_the_worker_is_killed_meanwhile(fleet: Scripted) -> None:
+    told_s, deadline_s = 12.0, 20.0  # told: longer than until another worker has the lane
+    refusal = {"status": 429, "retry_after": told_s}
+    markers, hopeless = [new_marker() for _ in range(8)], new_marker()
+    asked = [body(m, {"id": m, "tries": [refusal, {"text": m}]}) for m in markers]
+    limit = {"metadata": {"chimera_deadline_ms": str(int(deadline_s * 1000))}}
+    asked.append(body(hopeless, {"id": hopeless, "tries": [refusal] * 9}) | limit)
+    began_s = time.time()
+    chats = [asyncio.create_task(ask(fleet.stage.url, fields)) for fields in asked]
+    await fleet.ended(markers[0])
+    await asyncio.sleep(1.0)
+    await parked(fleet, len([one for one in fleet.server.log() if one.marker in {*markers, hopeless}]))
+    os.kill(pid_of(fleet, WORKER), signal.SIGKILL)
+    *answers, given_up = await asyncio.gather(*chats)
+    assert [text_of(answer) for answer in answers] == markers
+    assert given_up.status_code >= httpx.codes.BAD_REQUEST
+    assert all(one.started_s < began_s + deadline_s for one in fleet.attempts(hopeless))
+    for marker in (*markers, hopeless):
+        tries = fleet.attempts(marker)
+        for earlier, later in itertools.pairwise(tries):
+            assert earlier.ended_s is not None
+            assert later.started_s >= earlier.ended_s + told_s
+    assert max(len(fleet.attempts(marker)) for marker in markers) == 2
 
 
 async def test_q4_a_failure_that_cannot_be_published_stays_uncommitted(fleet: Scripted) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.asked import QUESTION, TEXT, scripted
 from tests.e2e.staged import Scripted, new_marker
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 EMOJI = "naïve 🐉🦁🐐 → 東京, e\u0301, 👩‍👩‍👧"
 
 

@@ -10,7 +10,7 @@ from tests.e2e.command import chimera, run_chimera
 from tests.e2e.fault_fleet import ask, body, everything
 from tests.e2e.staged import Scripted, new_marker
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_an_ended_task_is_shown_with_its_attempts_and_its_cost(fleet: Scripted) -> None:

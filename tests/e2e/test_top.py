@@ -10,7 +10,7 @@ from tests.e2e.command import chimera, run_chimera
 from tests.e2e.fault_fleet import ask, body
 from tests.e2e.staged import Scripted, new_marker
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_the_live_view_counts_what_ends_while_it_looks(fleet: Scripted) -> None:
