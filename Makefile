@@ -32,7 +32,7 @@ down: .venv/ready ## stop exactly what `make up` started
 
 test: .venv/ready ## all tests, with the real brokers and databases that they start themselves
 	@$(BIN)/pytest -q -n $(JOBS) --dist loadfile --ignore tests/e2e
-	@$(BIN)/pytest -q -n $(FLEETS) --dist loadfile tests/e2e
+	@$(BIN)/pytest -q -n $(FLEETS) --dist loadfile --no-loadscope-reorder tests/e2e
 
 check: .venv/ready ## lint, format, types, import contracts, generated schemas
 	@$(BIN)/ruff check .

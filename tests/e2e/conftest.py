@@ -1,4 +1,4 @@
-"""One fleet on the in-memory broker for all tests that only use it, and `openai` clients of it."""
+"""A fleet on the in-memory broker for each module that only uses it, and `openai` clients of it."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -10,6 +10,21 @@ from infra.llama.process import LlamaServer
 from tests.e2e.asked import Sent
 from tests.e2e.staged import Scripted, scripted_fleet
 
+# The modules that take longest begin first, so that processes of tests that share the work end together.
+_LONGEST_FIRST = (
+    "test_real_faults.py",
+    "test_chaos.py",
+    "test_leader_moves.py",
+    "test_fleet_health.py",
+    "test_rollouts.py",
+    "test_make_up.py",
+    "test_adoption.py",
+    "test_long_tasks.py",
+    "test_real_lanes.py",
+    "test_real_devices.py",
+    "test_submissions.py",
+)
+
 REAL_POOL = """
   - name: real
     model: smollm2
@@ -19,6 +34,11 @@ REAL_POOL = """
     context_tokens: 2048
     quality: 0.1
 """
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(_LONGEST_FIRST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

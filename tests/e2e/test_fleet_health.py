@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -118,11 +117,10 @@ async def test_a_stopped_worker_is_dead_and_its_end_is_booked_when_it_comes_back
     pid = pid_of(fleet, WORKER)
     async with streaming(fleet, marker) as stream:
         await row(fleet, worker, "open")
-        began_s = time.monotonic()
         os.kill(pid, signal.SIGSTOP)
         try:
-            events = await stream
-            assert time.monotonic() - began_s < DEADLINE_S / 2
+            async with asyncio.timeout(10 * DEAD_AFTER_S):
+                events = await stream
             assert events[-1]["error"]["code"] == "stream_interrupted"
             assert (await dead(fleet, worker))["why"] == "silent"
             lost = await row(fleet, worker, "lost")
@@ -140,11 +138,10 @@ async def test_a_killed_workers_stream_ends_its_try_is_lost_and_others_go_on(fle
     pid = pid_of(fleet, WORKER)
     async with streaming(fleet, marker) as stream:
         await row(fleet, worker, "open")
-        began_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         await gone(pid)
-        events = await stream
-        assert time.monotonic() - began_s < DEADLINE_S / 2
+        async with asyncio.timeout(10 * DEAD_AFTER_S):
+            events = await stream
         assert events[-1]["error"]["code"] == "stream_interrupted"
     assert (await dead(fleet, worker))["why"] == "silent"
     assert (await row(fleet, worker, "lost"))["verdict"] == "lost"
