@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
+
+from structlog.testing import capture_logs
 
 from loadtest.model_server.process import ModelServerProcess
 from schemas.codec import decode_fleet, encode, message_headers
+from schemas.failures import FailureKind
 from schemas.fleet_messages import PoolMode, PoolOrder, WorkerBeat
 from schemas.headers import to_text
-from schemas.messages import TaskSucceeded
+from schemas.messages import TaskFailed, TaskSucceeded
 from schemas.topics import PRIORITIES
-from services.ports import OutRecord, StartAt
+from services.ports import ModelCall, OutRecord, StartAt
 from tests.fakes.bus_readers import FakeLogReader
 from tests.integration.worker_rig import NAMES, POOL, Running, WorkerRig, openai_rig, scripted, until
 
@@ -40,6 +45,29 @@ async def order(rig: WorkerRig, mode: PoolMode, pool: str = POOL.name) -> None:
 
 async def gate_is(running: Running, *reasons: str) -> None:
     await until(lambda: running.worker.gate() == reasons)
+
+
+class Breaking:
+    """A client with a fault of our own: it raises in the middle of an answer what no backend says."""
+
+    async def events(self, call: ModelCall) -> AsyncIterator[list[dict[str, Any]]]:
+        yield [{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}]
+        raise RuntimeError(call.path)
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_a_try_that_breaks_inside_runs_no_longer(server: ModelServerProcess, tmp_path: Path) -> None:
+    async with openai_rig(server.root_url, tmp_path, beat_s=0.1) as rig:
+        await rig.work(client=Breaking())
+        with capture_logs():  # to draw the traceback with its locals takes seconds
+            ended = await rig.end(await rig.submit())
+        assert isinstance(ended, TaskFailed)
+        assert ended.failure.kind is FailureKind.INTERNAL
+        seen = len(beats(rig))
+        await until(lambda: len(beats(rig)) > seen + 1)
+        assert (beats(rig)[-1].running, beats(rig)[-1].in_flight, beats(rig)[-1].quiet_s) == ((), 0, 0)
 
 
 async def test_a_worker_says_what_it_is_does_and_owns(server: ModelServerProcess, tmp_path: Path) -> None:
