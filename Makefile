@@ -4,9 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8080
 # Most tests wait for real processes most of the time, so more of them run at once than there are cores.
-JOBS ?= 3
+JOBS ?= 5
 # Whole fleets of processes are another matter: each takes half a minute of a core to start.
-FLEETS ?= 2
+FLEETS ?= 3
 STATE ?= .chimera
 # Services and tests are many processes: each would compile all that it imports again (2 s of a core).
 unexport PYTHONDONTWRITEBYTECODE

@@ -21,7 +21,7 @@ def quoting(*scripts: dict[str, object]) -> dict[str, object]:
 
 async def test_an_envelope_that_would_not_fit_has_its_body_claimed(rig: WorkerRig) -> None:
     await rig.work()
-    task_id = await rig.submit(quoting({"status": 429, "retry_after": 20}, {"text": "after all"}))
+    task_id = await rig.submit(quoting({"status": 429, "retry_after": 3}, {"text": "after all"}))
     parked = await rig.failed_try(task_id)
     assert parked.next == "parked"
     assert parked.envelope is not None
