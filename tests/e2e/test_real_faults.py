@@ -75,7 +75,6 @@ async def test_q14_refusals_are_waited_out_though_the_worker_is_killed_meanwhile
     asked = [body(m, {"id": m, "tries": [refusal, {"text": m}]}) for m in markers]
     limit = {"metadata": {"chimera_deadline_ms": str(int(deadline_s * 1000))}}
     asked.append(body(hopeless, {"id": hopeless, "tries": [refusal] * 9}) | limit)
-    began_s = time.time()
     chats = [asyncio.create_task(ask(fleet.stage.url, fields)) for fields in asked]
     await fleet.ended(markers[0])
     await asyncio.sleep(1.0)
@@ -84,7 +83,7 @@ async def test_q14_refusals_are_waited_out_though_the_worker_is_killed_meanwhile
     *answers, given_up = await asyncio.gather(*chats)
     assert [text_of(answer) for answer in answers] == markers
     assert given_up.status_code >= httpx.codes.BAD_REQUEST
-    assert all(one.started_s < began_s + deadline_s for one in fleet.attempts(hopeless))
+    assert len(fleet.attempts(hopeless)) <= deadline_s // told_s + 1
     for marker in (*markers, hopeless):
         tries = fleet.attempts(marker)
         for earlier, later in itertools.pairwise(tries):
