@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import openai
 import pytest
 import pytest_asyncio
+from aiokafka import AIOKafkaProducer
 
 from infra.llama.process import LlamaServer
 from tests.e2e.asked import Sent
@@ -69,4 +70,11 @@ async def client(fleet: Scripted, sent: Sent) -> AsyncIterator[openai.AsyncOpenA
 def sync_client(fleet: Scripted) -> Iterator[openai.OpenAI]:
     http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(base_url=fleet.base_url, api_key="unused", http_client=http) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def producer(fleet: Scripted) -> AsyncIterator[AIOKafkaProducer]:
+    """Somebody who writes to topics without the ingress, and knows nothing of this project."""
+    async with AIOKafkaProducer(bootstrap_servers=fleet.stage.bootstrap_servers, acks="all") as made:
         yield made

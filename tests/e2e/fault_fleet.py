@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from loadtest.kills.evidence import TERMINAL, Evidence, gather
-from schemas.topics import PRIORITIES, TopicNames
+from schemas.topics import PRIORITIES
 from tests.e2e.staged import Scripted, until
 
 WORKER = "worker-scripted"
@@ -77,7 +77,7 @@ async def outcomes(fleet: Scripted, markers: Sequence[str]) -> dict[str, list[st
 async def everything(fleet: Scripted) -> Evidence:
     stage = fleet.stage
     pools = [pool.name for pool in stage.fleet.pools]
-    names = TopicNames(stage.fleet.prefix)
+    names = fleet.names
     return await gather(stage.bootstrap_servers, names, pools, stage.fleet.partitions, stage.database_url)
 
 
@@ -138,7 +138,7 @@ async def unwritable(fleet: Scripted, name: str) -> AsyncIterator[None]:
 
 
 def unwritable_results(fleet: Scripted) -> AbstractAsyncContextManager[None]:
-    return unwritable(fleet, TopicNames(fleet.stage.fleet.prefix).results)
+    return unwritable(fleet, fleet.names.results)
 
 
 async def _configure(fleet: Scripted, topic: str, config: Mapping[str, str]) -> None:
@@ -151,7 +151,7 @@ async def _configure(fleet: Scripted, topic: str, config: Mapping[str, str]) -> 
 
 async def committed(fleet: Scripted) -> int:
     """The sum of what the worker's groups have committed, over all lanes of the pool and their partitions."""
-    names, total = TopicNames(fleet.stage.fleet.prefix), 0
+    names, total = fleet.names, 0
     async with _admin(fleet) as admin:
         for priority in PRIORITIES:
             lane = names.lane("scripted", priority)

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from loadtest.model_server.attempts import AttemptRecord
 from loadtest.model_server.process import ModelServerProcess
 from loadtest.stage import Stage, StageOptions
+from schemas.topics import TopicNames
 from services.adapters.kafka.traits import BrokerKind
 
 T = TypeVar("T")
@@ -51,6 +52,10 @@ class Scripted:
     def base_url(self) -> str:
         """What an OpenAI client takes."""
         return f"{self.stage.url}/v1"
+
+    @property
+    def names(self) -> TopicNames:
+        return TopicNames(self.stage.fleet.prefix)
 
     def attempts(self, marker: str) -> list[AttemptRecord]:
         """Ended tries of a call with that `x_marker`, in the order of their ends."""

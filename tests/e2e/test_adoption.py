@@ -15,7 +15,6 @@ import httpx
 import pytest
 import pytest_asyncio
 import uuid_utils
-from aiokafka import AIOKafkaProducer
 
 from loadtest.kills.evidence import read_all
 from loadtest.model_server.process import ModelServerProcess
@@ -25,7 +24,6 @@ from schemas.fleet_messages import PoolMode, PoolOrder, WorkerBeat
 from schemas.headers import TaskHeaders, to_text
 from schemas.messages import RunTask
 from schemas.payload import Payload
-from schemas.topics import TopicNames
 from tests.e2e.fault_fleet import CLIENT_TIMEOUT_S, WORKER, body, pid_of, ready, text_of
 from tests.e2e.staged import Scripted, new_marker, until
 
@@ -76,20 +74,6 @@ async def fleet(
             yield Scripted(stage, own)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def producer(fleet: Scripted) -> AsyncIterator[Any]:
-    client = AIOKafkaProducer(bootstrap_servers=fleet.stage.bootstrap_servers, acks="all")
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.stop()
-
-
-def names(fleet: Scripted) -> TopicNames:
-    return TopicNames(fleet.stage.fleet.prefix)
-
-
 async def ask(fleet: Scripted, fields: dict[str, Any], **headers: str) -> httpx.Response:
     named = {f"x-chimera-{name.replace('_', '-')}": value for name, value in headers.items()}
     async with httpx.AsyncClient(timeout=CLIENT_TIMEOUT_S, trust_env=False) as client:
@@ -109,7 +93,7 @@ async def put(producer: Any, fleet: Scripted, marker: str, script: dict[str, Any
         task_id=task_id, pool="scripted", arrived_ms=now_ms, body=Payload(inline=body(marker, script)), **task
     )
     headers = TaskHeaders(marker, now_ms + 60_000, 0).to_wire()
-    lane = names(fleet).lane("scripted", "interactive")
+    lane = fleet.names.lane("scripted", "interactive")
     await producer.send_and_wait(lane, encode(record), key=task_id.encode(), headers=headers, partition=0)
 
 
@@ -117,14 +101,14 @@ async def order(producer: Any, fleet: Scripted, mode: PoolMode) -> None:
     message = PoolOrder(sent_ms=int(time.time() * 1000), pool="scripted", mode=mode)
     headers = message_headers(message)
     await producer.send_and_wait(
-        names(fleet).fleet, encode(message), key=message.key.encode(), headers=headers
+        fleet.names.fleet, encode(message), key=message.key.encode(), headers=headers
     )
 
 
 async def living(fleet: Scripted) -> dict[str, WorkerBeat]:
     """The newest beat of each worker, by pool and worker."""
     found: dict[str, WorkerBeat] = {}
-    for record in await read_all(fleet.stage.bootstrap_servers, [names(fleet).fleet], 1):
+    for record in await read_all(fleet.stage.bootstrap_servers, [fleet.names.fleet], 1):
         key = (record.key or b"").decode()
         if key.startswith("worker/"):
             found.pop(key, None)
@@ -142,7 +126,7 @@ async def adopted(fleet: Scripted) -> bool | None:
 
 async def own_again(fleet: Scripted) -> bool | None:
     """Whether our pool's worker owns its whole lane, and nobody says that it adopted anything."""
-    lane, beats = names(fleet).lane("scripted", "interactive"), (await living(fleet)).values()
+    lane, beats = fleet.names.lane("scripted", "interactive"), (await living(fleet)).values()
     owners = [beat.pool for beat in beats if len(beat.owns.get(lane, ())) == 4]
     return True if "scripted" in owners and not any(beat.adopted for beat in beats) else None
 
@@ -162,7 +146,7 @@ async def test_a_tail_is_handed_to_a_worker_that_is_free(fleet: Scripted, produc
     try:
 
         async def shared() -> bool | None:
-            lane = names(fleet).lane("scripted", "interactive")
+            lane = fleet.names.lane("scripted", "interactive")
             owns = [len(beat.owns.get(lane, ())) for beat in (await living(fleet)).values()]
             return True if sorted(owns)[-2:] == [2, 2] else None
 

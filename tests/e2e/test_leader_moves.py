@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 
 from infra.kafka.cluster import KafkaCluster
-from schemas.topics import TopicNames
 from tests.e2e.fault_fleet import ask, body, everything, text_of
 from tests.e2e.staged import Scripted, new_marker, scripted_fleet, until
 
@@ -34,7 +33,7 @@ def cluster_of(fleet: Scripted) -> KafkaCluster:
 
 async def moved(fleet: Scripted, away: int) -> None:
     """Returns once no partition that a chat goes through is led by the node that is away."""
-    names = TopicNames(fleet.stage.fleet.prefix)
+    names = fleet.names
 
     async def look() -> bool | None:
         for topic in (names.lane("scripted", "interactive"), names.results, names.replies):
@@ -48,7 +47,7 @@ async def moved(fleet: Scripted, away: int) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 async def test_q7_work_goes_on_when_leaders_move(fleet: Scripted, how: str) -> None:
-    cluster, names = cluster_of(fleet), TopicNames(fleet.stage.fleet.prefix)
+    cluster, names = cluster_of(fleet), fleet.names
     chats: dict[str, asyncio.Task[httpx.Response]] = {}
 
     async def load() -> None:

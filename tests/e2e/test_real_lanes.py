@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import uuid_utils
-from aiokafka import AIOKafkaProducer
 
 from loadtest.kills.evidence import read_all
 from schemas.codec import encode
 from schemas.headers import TaskHeaders
 from schemas.messages import RunTask
 from schemas.payload import Payload
-from schemas.topics import Priority, TopicNames
+from schemas.topics import Priority
 from tests.e2e.fault_fleet import WORKER, ask, body, everything, finished, outcomes, pid_of, ready, text_of
 from tests.e2e.staged import Scripted, new_marker, scripted_fleet, until
 
@@ -33,17 +32,6 @@ async def fleet(kafka_possible: None, tmp_path_factory: pytest.TempPathFactory) 
     """One fleet for this module; each test leaves all of its processes running."""
     async with scripted_fleet(tmp_path_factory.mktemp("lanes"), "kafka", slots=SLOTS) as running:
         yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def producer(fleet: Scripted) -> AsyncIterator[Any]:
-    """Any producer: somebody who writes to a lane without the ingress."""
-    client = AIOKafkaProducer(bootstrap_servers=fleet.stage.bootstrap_servers, acks="all")
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.stop()
 
 
 async def put(
@@ -76,7 +64,7 @@ async def put(
 
 
 def lane_of(fleet: Scripted, priority: Priority) -> str:
-    return TopicNames(fleet.stage.fleet.prefix).lane("scripted", priority)
+    return fleet.names.lane("scripted", priority)
 
 
 BAD_BYTES = {
@@ -136,7 +124,7 @@ async def test_q3_bad_bytes_go_to_the_dead_as_they_were_and_the_partition_moves_
     (behind,) = await fleet.ended(marker)
     assert behind.outcome == "ok"
 
-    dead = TopicNames(fleet.stage.fleet.prefix).dead
+    dead = fleet.names.dead
 
     async def buried() -> list[Any] | None:
         records = await read_all(fleet.stage.bootstrap_servers, [dead], 1)

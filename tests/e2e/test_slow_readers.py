@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.kills.evidence import read_all
 from schemas.payload import REQUEST_LIMIT_BYTES
-from schemas.topics import TopicNames
 from tests.e2e.fault_fleet import ask, ask_streamed, body, outcomes, pid_of, text_of
 from tests.e2e.staged import PATIENT, Scripted, new_marker, scripted_fleet, until
 
@@ -183,7 +182,7 @@ async def test_q11_a_large_prompt_arrives_whole_and_the_others_go_on(fleet: Scri
 
 async def _claimed_bytes(fleet: Scripted, marker: str) -> int:
     """What the claim in the task's lane record says of the size of its body."""
-    lane = TopicNames(fleet.stage.fleet.prefix).lane("scripted", "interactive")
+    lane = fleet.names.lane("scripted", "interactive")
     for record in await read_all(fleet.stage.bootstrap_servers, [lane], fleet.stage.fleet.partitions):
         if dict(record.headers).get("request_id") == marker.encode():
             return int(orjson.loads(record.value)["body"]["claim"]["size"])

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import uuid_utils
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from loadtest.kills.evidence import gather
-from schemas.topics import TopicNames
 from tests.e2e.fault_fleet import body, gone, pid_of, ready, unwritable
 from tests.e2e.staged import Scripted, new_marker, scripted_fleet, until
 
@@ -45,27 +44,12 @@ async def fleet(running: Scripted) -> Scripted:
     return running
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def producer(fleet: Scripted) -> AsyncIterator[Any]:
-    """A client that knows nothing of this project."""
-    client = AIOKafkaProducer(bootstrap_servers=fleet.stage.bootstrap_servers, acks="all")
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.stop()
-
-
-def names_of(fleet: Scripted) -> TopicNames:
-    return TopicNames(fleet.stage.fleet.prefix)
-
-
 async def submit(producer: Any, fleet: Scripted, marker: str, **script: Any) -> str:
     """Returns the task_id that it minted."""
     task_id = str(uuid_utils.uuid7())
     task = {"task_id": task_id, "body": {"inline": body(marker, {"text": marker, **script})}}
     await producer.send_and_wait(
-        names_of(fleet).submissions, json.dumps(task).encode(), task_id.encode(), headers=SAYS_WHAT_IT_IS
+        fleet.names.submissions, json.dumps(task).encode(), task_id.encode(), headers=SAYS_WHAT_IT_IS
     )
     return task_id
 
@@ -98,7 +82,7 @@ async def buried(fleet: Scripted, origin: str) -> Any:
     )
     await consumer.start()
     try:
-        consumer.assign([TopicPartition(names_of(fleet).dead, 0)])
+        consumer.assign([TopicPartition(fleet.names.dead, 0)])
 
         async def look() -> Any:
             batches = await consumer.getmany(timeout_ms=500)
@@ -122,7 +106,7 @@ async def test_what_a_plain_producer_submits_is_done(fleet: Scripted, producer: 
 async def test_q3_bad_bytes_go_to_the_dead_letters_and_the_partition_moves_on(
     fleet: Scripted, producer: Any
 ) -> None:
-    marker, topic, value = new_marker(), names_of(fleet).submissions, b"\xff\x00 not a task"
+    marker, topic, value = new_marker(), fleet.names.submissions, b"\xff\x00 not a task"
     task_id = str(uuid_utils.uuid7())
     partition = zlib.crc32(task_id.encode()) % fleet.stage.fleet.partitions
     await producer.send_and_wait(
@@ -151,7 +135,7 @@ async def test_submissions_outlive_an_ingress_that_is_killed(fleet: Scripted, pr
     assert set((await rows_of(fleet, list(task_ids))).values()) == {"succeeded"}
     stage = fleet.stage
     evidence = await gather(
-        stage.bootstrap_servers, names_of(fleet), ["scripted"], stage.fleet.partitions, stage.database_url
+        stage.bootstrap_servers, fleet.names, ["scripted"], stage.fleet.partitions, stage.database_url
     )
     verdicts: dict[str, list[str]] = {task_id: [] for task_id in task_ids}
     for row in evidence.ledger.values():
@@ -166,7 +150,7 @@ async def test_an_ingress_killed_between_reading_and_publishing_loses_nothing(
 ) -> None:
     marker, pid = new_marker(), pid_of(fleet, "ingress")
     log = fleet.stage.state.logs / "ingress.log"
-    async with unwritable(fleet, names_of(fleet).lane("scripted", "standard")):
+    async with unwritable(fleet, fleet.names.lane("scripted", "standard")):
         task_id = await submit(producer, fleet, marker)
 
         async def read() -> bool | None:

@@ -5,7 +5,6 @@ The body of a call is a Messages request already (core/anthropic_request.py).
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -14,14 +13,12 @@ import aiohttp
 from schemas.failures import FailureKind
 from services.adapters.model_backends.answer_bytes import Batch, SseAnswer, begun, is_sse, whole
 from services.adapters.model_backends.connections import BackendConnections
-from services.adapters.model_backends.http_calls import HttpCalls, error_body, fault_from, waits_of
+from services.adapters.model_backends.http_calls import HttpCalls, read_trailer
 from services.adapters.model_backends.http_faults import LIBRARY_ERRORS, translated
-from services.core import backend_errors
 from services.core.anthropic_events import MalformedEventError, MessagesTranslator, whole_answer
 from services.ports import BackendFault, ModelCall
 
 API_VERSION = "2023-06-01"
-_TRAILER_S = 0.05  # after message_stop the end of the body follows at once, or the connection is given up
 
 
 class AnthropicBackend:
@@ -54,7 +51,7 @@ class AnthropicBackend:
         content = False
         try:
             if response.status != 200:
-                raise await self._refusal(response)
+                raise await self._calls.refusal(response, self._secrets)
             async for batch in self._answer(response, call.streaming):
                 content = True
                 yield batch
@@ -82,7 +79,7 @@ class AnthropicBackend:
             if batch := translator.chunks(answer.feed(data)):
                 yield batch
             if translator.ended:
-                await _trailer(pieces)
+                await read_trailer(pieces)
                 return
             if answer.fault is not None:
                 raise answer.fault
@@ -91,20 +88,3 @@ class AnthropicBackend:
             yield batch
         if answer.fault is not None and not translator.ended:
             raise answer.fault
-
-    async def _refusal(self, response: aiohttp.ClientResponse) -> BackendFault:
-        body = await error_body(response)
-        failure = backend_errors.of_response(
-            response.status, body, waits_of(response), self._calls.now_s(), self._secrets
-        )
-        return fault_from(failure)
-
-
-async def _trailer(pieces: AsyncIterator[bytes]) -> None:
-    """Reads what follows the last event, so that the connection can be used again."""
-    try:
-        async with asyncio.timeout(_TRAILER_S):
-            async for _ in pieces:
-                pass
-    except LIBRARY_ERRORS:
-        return

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import aiohttp
 import yarl
@@ -20,6 +20,7 @@ import yarl
 from schemas.messages import Failure
 from services.adapters.model_backends.connections import BackendConnections
 from services.adapters.model_backends.http_faults import LIBRARY_ERRORS, translated
+from services.core import backend_errors
 from services.core.backend_errors import Waits
 from services.ports import BackendFault, ModelCall
 
@@ -27,6 +28,7 @@ _ERROR_BODY_S = 2.0
 _ERROR_BODY_BYTES = 64 * 1024
 _WRITTEN_AT_ONCE = 1024 * 1024
 _PROBE_S = 2.0
+_TRAILER_S = 0.05  # after a stream's last event its body ends at once, or the connection is given up
 
 
 class HttpCalls:
@@ -79,6 +81,21 @@ class HttpCalls:
                 )
         except LIBRARY_ERRORS as error:
             raise translated(error, answered=False, content=False) from None
+
+    async def refusal(self, response: aiohttp.ClientResponse, secrets: tuple[str, ...]) -> BackendFault:
+        """What a response outside 2xx means; of `secrets` its message has none."""
+        body, waits = await error_body(response), waits_of(response)
+        return fault_from(backend_errors.of_response(response.status, body, waits, self.now_s(), secrets))
+
+
+async def read_trailer(pieces: AsyncIterator[bytes]) -> None:
+    """Reads what follows a stream's last event, so that the connection can be used again."""
+    try:
+        async with asyncio.timeout(_TRAILER_S):
+            async for _ in pieces:
+                pass
+    except LIBRARY_ERRORS:
+        return
 
 
 async def error_body(response: aiohttp.ClientResponse) -> bytes:

@@ -9,7 +9,6 @@ RESET, which is retried by the one owner of retries: a POST is never sent twice 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import quote, urlencode
@@ -19,13 +18,10 @@ import yarl
 
 from schemas.failures import FailureKind
 from services.adapters.model_backends.answer_bytes import Batch, SseAnswer, begun, is_sse, whole
-from services.adapters.model_backends.http_calls import HttpCalls, error_body, fault_from, waits_of
+from services.adapters.model_backends.http_calls import HttpCalls, read_trailer
 from services.adapters.model_backends.http_faults import LIBRARY_ERRORS, translated
-from services.core import backend_errors
 from services.core.fleet import Azure
 from services.ports import BackendFault, ModelCall
-
-_TRAILER_S = 0.05  # after [DONE] the end of the body follows at once, or the connection is given up
 
 
 class OpenAIBackend:
@@ -64,7 +60,7 @@ class OpenAIBackend:
         content = False
         try:
             if response.status != 200:
-                raise await self._refusal(response)
+                raise await self._calls.refusal(response, self._secrets)
             async for batch in self._answer(response, call.streaming):
                 content = True
                 yield batch
@@ -108,25 +104,10 @@ class OpenAIBackend:
             if answer.fault is not None:
                 raise answer.fault
             if answer.ended:
-                await _trailer(pieces)
+                await read_trailer(pieces)
                 return
             data = await anext(pieces, b"")
         if batch := answer.finish():
             yield batch
         if answer.fault is not None:
             raise answer.fault
-
-    async def _refusal(self, response: aiohttp.ClientResponse) -> BackendFault:
-        body, waits = await error_body(response), waits_of(response)
-        now_s = self._calls.now_s()
-        return fault_from(backend_errors.of_response(response.status, body, waits, now_s, self._secrets))
-
-
-async def _trailer(pieces: AsyncIterator[bytes]) -> None:
-    """Reads what follows [DONE], so that the connection can be used again."""
-    try:
-        async with asyncio.timeout(_TRAILER_S):
-            async for _ in pieces:
-                pass
-    except LIBRARY_ERRORS:
-        return
