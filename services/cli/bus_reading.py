@@ -21,20 +21,50 @@ from services.ports import BusError, InRecord, StartAt
 _POLL_MS = 250
 _ADMIN_TIMEOUT_S = 10.0
 ANSWER_S = 30.0
+_STARTS_AGAIN_S = 8.0
+_KNOCK_S = 0.5
 _BEGINNING = StartAt("beginning")
 
 
 @asynccontextmanager
 async def answering(running: RunningFleet) -> AsyncIterator[None]:
     """Our clients wait for a broker for as long as it takes; a command raises BusError where it is away."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     try:
-        async with asyncio.timeout(ANSWER_S):
-            yield
+        async with asyncio.timeout(ANSWER_S) as limit:
+            knocking = asyncio.create_task(_end_when_refused(limit, running.bootstrap_servers))
+            try:
+                yield
+            finally:
+                knocking.cancel()
     except TimeoutError:
         raise BusError(
-            f"nothing answers at {running.bootstrap_servers} within {ANSWER_S:g} s: "
+            f"nothing answers at {running.bootstrap_servers} within {loop.time() - began_s:.0f} s: "
             "no fleet runs there, or its broker is away"
         ) from None
+
+
+async def _end_when_refused(limit: asyncio.Timeout, bootstrap_servers: str) -> None:
+    """Where every address refuses connections for as long as a broker takes to start again."""
+    addresses = [address.rpartition(":") for address in bootstrap_servers.split(",")]
+    refusals = 0
+    while refusals * _KNOCK_S < _STARTS_AGAIN_S:
+        await asyncio.sleep(_KNOCK_S)
+        refusals = refusals + 1 if all([await _refuses(host, port) for host, _, port in addresses]) else 0
+    limit.reschedule(asyncio.get_running_loop().time())
+
+
+async def _refuses(host: str, port: str) -> bool:
+    try:
+        async with asyncio.timeout(_KNOCK_S):
+            _, writer = await asyncio.open_connection(host.strip().strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):  # no answer at all is waited for
+        return False
+    writer.close()
+    return False
 
 
 async def read_topic(

@@ -115,8 +115,8 @@ class _Watch:
 
     async def _results(self) -> None:
         reader = self._reader(self._running.names.results, range(self._running.fleet.partitions))
-        await reader.start(at=StartAt("end"))
         try:
+            await reader.start(at=StartAt("end"))
             while True:
                 try:
                     records = await reader.poll(timeout_ms=250, max_records=1_000)

@@ -49,9 +49,9 @@ class FleetView:
 
     async def run(self) -> None:
         """Until cancelled. A broker that is away is waited for."""
-        await self._reader.start(at=StartAt("beginning"))
-        self._looked_s = self._steady_s()
         try:
+            await self._reader.start(at=StartAt("beginning"))
+            self._looked_s = self._steady_s()
             while True:
                 await self._look()
         finally:

@@ -52,6 +52,17 @@ def test_a_broker_that_is_away_is_not_waited_for(
     assert expected in error
 
 
+def test_a_refused_connection_is_told_before_the_longest_wait(
+    nobody: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_reading, "ANSWER_S", 20.0)
+    monkeypatch.setattr(bus_reading, "_KNOCK_S", 0.1)
+    monkeypatch.setattr(bus_reading, "_STARTS_AGAIN_S", 0.3)
+    _, _, error = ended(capsys, "pools", "--state-dir", str(nobody))
+    assert "nothing answers at 127.0.0.1" in error
+    assert "within 20 s" not in error
+
+
 def test_to_the_doctor_a_broker_that_is_away_is_a_finding(
     nobody: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
