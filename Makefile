@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8080
 # Most tests wait for real processes most of the time, so more of them run at once than there are cores.
-JOBS ?= 5
+JOBS ?= 4
 # Whole fleets of processes are another matter: each takes half a minute of a core to start.
 FLEETS ?= 3
 STATE ?= .chimera

@@ -143,8 +143,12 @@ class Bench:
     async def result(self, task: LaneTask, message: Message) -> None:
         await self.write(self.names.results, task.task.task_id, message, task.headers.result_partition)
 
-    async def chunk(self, task: LaneTask, run: Try, seq: int, events: Sequence[dict[str, Any]]) -> None:
-        message = ReplyChunk(task_id=task.task.task_id, attempt=run.attempt, seq=seq, events=list(events))
+    async def chunk(
+        self, task: LaneTask, run: Try, seq: int, events: Sequence[dict[str, Any]], worker: str | None = None
+    ) -> None:
+        message = ReplyChunk(
+            task_id=task.task.task_id, attempt=run.attempt, seq=seq, events=list(events), worker=worker
+        )
         await self.write(self.names.replies, task.task.task_id, message, task.headers.reply_partition)
 
     async def started(self, task: LaneTask, run: Try) -> None:

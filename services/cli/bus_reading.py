@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +22,7 @@ from services.ports import BusError, InRecord, StartAt
 _POLL_MS = 250
 _ADMIN_TIMEOUT_S = 10.0
 ANSWER_S = 30.0
-_STARTS_AGAIN_S = 8.0
+_STARTS_AGAIN_S = 15.0  # a node of Apache Kafka takes 3 to 8 s here
 _KNOCK_S = 0.5
 _BEGINNING = StartAt("beginning")
 
@@ -56,13 +57,21 @@ async def _end_when_refused(limit: asyncio.Timeout, bootstrap_servers: str) -> N
 
 
 async def _refuses(host: str, port: str) -> bool:
+    """Whether each address of that name says so. No answer at all is waited for."""
+    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_KNOCK_S):
-            _, writer = await asyncio.open_connection(host.strip().strip("[]"), int(port))
+            found = await loop.getaddrinfo(host.strip().strip("[]"), port, type=socket.SOCK_STREAM)
+            return all([await _refuses_at(*place[:2]) for *_, place in found])
+    except OSError:
+        return False
+
+
+async def _refuses_at(address: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(address, port)
     except ConnectionRefusedError:
         return True
-    except (OSError, ValueError):  # no answer at all is waited for
-        return False
     writer.close()
     return False
 

@@ -1,4 +1,7 @@
-"""Streams that have begun, by the worker whose attempt they follow: they end when it is dead in `fleet`."""
+"""Streams that have begun, by the worker whose attempt they follow: they end when it is dead in `fleet`.
+
+So they do when it is in no table for long: it left without a word of them, or its first beat was never read.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import structlog
 from services.runtime.fleet_view import FleetView
 
 _log = structlog.get_logger("chimera.ingress")
+_UNHEARD_GRACE_S = 10.0  # as the bookkeeper's, for its tries
 
 
 class Stream(Protocol):
@@ -22,6 +26,7 @@ class BoundStreams:
     def __init__(self, view: FleetView, every_s: float) -> None:
         self._view, self._every_s = view, every_s
         self._streams: dict[str, set[Stream]] = {}
+        self._unheard_since_s: dict[str, float] = {}
 
     def add(self, worker: str, stream: Stream) -> None:
         self._streams.setdefault(worker, set()).add(stream)
@@ -36,9 +41,22 @@ class BoundStreams:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
-            now_s, table = self._view.now_s(), self._view.table
-            for worker in [worker for worker in self._streams if table.is_dead(worker, now_s)]:
+            for worker in self._gone():
                 following = self._streams.pop(worker)
                 _log.warning("streams lose their worker", worker=worker, streams=len(following))
                 for stream in following:
                     stream.lose_worker()
+
+    def _gone(self) -> list[str]:
+        now_s, table = self._view.now_s(), self._view.table
+        self._unheard_since_s = {
+            worker: self._unheard_since_s.get(worker, now_s)
+            for worker in self._streams
+            if table.member(worker) is None and self._view.caught_up.is_set()
+        }
+        return [
+            worker
+            for worker in self._streams
+            if table.is_dead(worker, now_s)
+            or now_s - self._unheard_since_s.get(worker, now_s) >= _UNHEARD_GRACE_S
+        ]

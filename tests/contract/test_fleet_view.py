@@ -10,8 +10,11 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
+from infra.process import free_port
 from schemas.codec import SchemaError, decode_fleet, encode, message_headers
 from schemas.fleet_messages import PoolOrder, WorkerBeat
+from services.adapters.kafka.log_reader import KafkaLogReader
+from services.adapters.kafka.traits import traits_of
 from services.adapters.wall_clock import WallClock
 from services.core.fleet import DEFAULT_WEIGHTS, Pool
 from services.core.fleet_table import DEAD_AFTER_S, FleetTable
@@ -113,6 +116,17 @@ async def test_a_view_that_begins_takes_the_newest_beats_at_their_age(bus: BusPa
             assert old.beat.in_flight == 299
             assert table.is_dead("old", now_s) or isinstance(bus, FakeParts)  # its records are 1 ms apart
             assert heard.count(b"worker/old") == 1
+
+
+async def test_a_view_that_is_given_up_while_it_opens_closes_its_reader() -> None:
+    nobody, traits = f"127.0.0.1:{free_port()}", traits_of("kafka")
+    reader = KafkaLogReader(
+        nobody, traits, topic="fleet", partitions=[0], client_id="given-up", fetch_max_wait_ms=100
+    )
+    async with running(FleetView(reader, FleetTable(), time.monotonic)):
+        await until(lambda: reader._opening)
+    assert reader._opening is not None
+    assert reader._opening.done()
 
 
 async def test_what_is_no_heartbeat_is_passed_over(bus: BusParts) -> None:

@@ -1,6 +1,7 @@
 """A fleet on the in-memory broker for each module that only uses it, and `openai` clients of it."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -39,7 +40,8 @@ REAL_POOL = """
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(_LONGEST_FIRST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+    here = Path(__file__).parent
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)) if item.path.parent == here else -1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -16,6 +16,8 @@ import pytest_asyncio
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from loadtest.kills.evidence import read_all
+from schemas.headers import LATE
 from services.core.fleet_table import DEAD_AFTER_S
 from tests.e2e.command import chimera, run_chimera
 from tests.e2e.fault_fleet import WORKER, ask, body, gone, pid_of, ready, text_of, unwritable_results
@@ -76,6 +78,19 @@ async def row(fleet: Scripted, worker: str, state: str) -> dict[str, Any]:
         return await until(look, f"a try of {worker} that is {state}")
     finally:
         await engine.dispose()
+
+
+async def announced(fleet: Scripted) -> set[str]:
+    """Attempts whose start an ingress was told of."""
+    records = await read_all(
+        fleet.stage.bootstrap_servers, [fleet.names.results], fleet.stage.fleet.partitions
+    )
+    heads = [(dict(record.headers), record.value) for record in records]
+    return {
+        orjson.loads(value)["run"]["attempt"]
+        for headers, value in heads
+        if headers.get("type") == b"AttemptStarted" and LATE not in headers
+    }
 
 
 @asynccontextmanager
@@ -155,15 +170,17 @@ async def test_a_killed_workers_stream_ends_its_try_is_lost_and_others_go_on(fle
 async def test_a_stream_ends_though_its_try_was_never_announced(fleet: Scripted) -> None:
     """Its first chunk says whose it is; the next worker's try of the same task would be no reason to end."""
     await ready(fleet, WORKER)
-    pid = pid_of(fleet, WORKER)
+    pid, marker = pid_of(fleet, WORKER), new_marker()
     async with AsyncExitStack() as stack:
         async with unwritable_results(fleet):
-            stream = await stack.enter_async_context(streaming(fleet, new_marker()))
+            stream = await stack.enter_async_context(streaming(fleet, marker))
+            attempt = (await fleet.at_work(marker)).attempt
             os.kill(pid, signal.SIGKILL)
             await gone(pid)
         async with asyncio.timeout(10 * DEAD_AFTER_S):
             events = await stream
     assert events[-1]["error"]["code"] == "stream_interrupted"
+    assert attempt not in await announced(fleet)
     await ready(fleet, WORKER)
     assert text_of(await ask(fleet.stage.url, body(after := new_marker()))) == after
 

@@ -77,6 +77,34 @@ async def test_a_worker_that_beats_without_a_token_is_as_dead(tmp_path: Path) ->
         await bench.closed(task, "interrupted")
 
 
+async def test_a_first_chunk_says_whose_death_ends_its_stream(tmp_path: Path) -> None:
+    """Its try was never announced, and the next one's start says nothing of it."""
+    async with ingress_bench(tmp_path) as bench, bench.http() as client:
+        await beat(bench, "w1")
+        call = stream(client)
+        task = await bench.next_task()
+        other = task.attempt().model_copy(update={"worker": "w2"})
+        await bench.chunk(task, task.attempt(), 0, [delta(content="half")], worker="w1")
+        async with beating(bench, "w2"):
+            await bench.started(task, other)
+            events = events_of((await call).text)
+        assert events[-1]["error"]["code"] == "stream_interrupted"
+        await bench.closed(task, "interrupted")
+
+
+async def test_a_worker_that_left_ends_its_streams_too(tmp_path: Path) -> None:
+    async with ingress_bench(tmp_path) as bench, bench.http() as client:
+        await beat(bench, "w1")
+        call = stream(client)
+        task = await bench.next_task()
+        await bench.chunk(task, task.attempt(), 0, [delta(content="half")], worker="w1")
+        await eventually(lambda: bench.ingress.bound._streams)
+        await bench.publisher.send(OutRecord(bench.names.fleet, b"worker/w1", None, [], 0), timeout_s=5)
+        events = events_of((await call).text)
+        assert joined_text(events) == "half"
+        assert events[-1]["error"]["code"] == "stream_interrupted"
+
+
 async def test_before_content_another_attempt_takes_over_from_a_dead_worker(tmp_path: Path) -> None:
     async with ingress_bench(tmp_path) as bench, bench.http() as client:
         await beat(bench, "w1")

@@ -49,22 +49,25 @@ async def logged(server: ModelServerProcess, attempt: str) -> AttemptRecord:
 
 
 async def test_a_whole_answer_touches_results_once_and_nothing_else(
-    rig: WorkerRig, server: ModelServerProcess
+    server: ModelServerProcess, tmp_path: Path
 ) -> None:
-    task_id = await rig.submit(chat("how are you"))
-    answer = await rig.answer(task_id)
-    assert answer["id"] == f"chatcmpl-{task_id}"
-    assert answer["model"] == "fast-1"
-    assert answer["object"] == "chat.completion"
-    assert text_of(answer)
-    (end,) = rig.results(task_id)
-    assert isinstance(end, TaskSucceeded)
-    record = await logged(server, end.run.attempt)
-    assert record.stream
-    assert (end.usage.input_tokens, end.usage.output_tokens) == (record.tokens_in, record.tokens_out)
-    assert not end.usage.estimated
-    assert rig.chunks(task_id) == []
-    await rig.commits_reach(1)
+    """A quick one: where it takes longer than `announce_s`, its start is told too."""
+    async with openai_rig(server.root_url, tmp_path, announce_s=60.0) as rig:
+        await rig.work()
+        task_id = await rig.submit(chat("how are you"))
+        answer = await rig.answer(task_id)
+        assert answer["id"] == f"chatcmpl-{task_id}"
+        assert answer["model"] == "fast-1"
+        assert answer["object"] == "chat.completion"
+        assert text_of(answer)
+        (end,) = rig.results(task_id)
+        assert isinstance(end, TaskSucceeded)
+        record = await logged(server, end.run.attempt)
+        assert record.stream
+        assert (end.usage.input_tokens, end.usage.output_tokens) == (record.tokens_in, record.tokens_out)
+        assert not end.usage.estimated
+        assert rig.chunks(task_id) == []
+        await rig.commits_reach(1)
 
 
 async def test_a_streamed_answer_is_announced_and_equals_the_whole_one(rig: WorkerRig) -> None:
@@ -80,6 +83,7 @@ async def test_a_streamed_answer_is_announced_and_equals_the_whole_one(rig: Work
     assert {event["id"] for event in events} == {f"chatcmpl-{task_id}"}
     assert {event["model"] for event in events} == {"fast-1"}
     assert [chunk.seq for chunk in rig.chunks(task_id)] == list(range(end.chunks))
+    assert [chunk.worker for chunk in rig.chunks(task_id)] == ["worker-1", *[None] * (end.chunks - 1)]
     assert [event["usage"] for event in events if event.get("usage")] == [
         (await rig.answer(task_id))["usage"]
     ]
