@@ -12,8 +12,6 @@ import psutil
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from loadtest.kills.evidence import TERMINAL, Evidence, gather
 from schemas.topics import PRIORITIES
@@ -79,21 +77,6 @@ async def everything(fleet: Scripted) -> Evidence:
     pools = [pool.name for pool in stage.fleet.pools]
     names = fleet.names
     return await gather(stage.bootstrap_servers, names, pools, stage.fleet.partitions, stage.database_url)
-
-
-async def parked(fleet: Scripted, count: int) -> None:
-    """Returns once so many tasks wait in the database for their next try."""
-    engine = create_async_engine(fleet.stage.database_url)
-
-    async def look() -> bool | None:
-        async with engine.connect() as connection:
-            rows = (await connection.execute(text("SELECT count(*) FROM parked"))).scalar_one()
-        return True if rows >= count else None
-
-    try:
-        await until(look, f"{count} parked tasks")
-    finally:
-        await engine.dispose()
 
 
 async def gone(pid: int) -> None:

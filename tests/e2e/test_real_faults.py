@@ -23,7 +23,6 @@ from tests.e2e.fault_fleet import (
     finished,
     gone,
     outcomes,
-    parked,
     pid_of,
     ready,
     text_of,
@@ -75,10 +74,14 @@ async def test_q14_refusals_are_waited_out_though_the_worker_is_killed_meanwhile
     limit = {"metadata": {"chimera_deadline_ms": str(int(deadline_s * 1000))}}
     asked = [body(m, {"id": m, "tries": [refusal, {"text": m}]}) for m in markers]
     asked.append(body(hopeless, {"id": hopeless, "tries": [refusal] * 9}) | limit)
+    before = await committed(fleet)
     chats = [asyncio.create_task(ask(fleet.stage.url, fields)) for fields in asked]
-    for marker in (*markers, hopeless):
-        await fleet.ended(marker)
-    await parked(fleet, SLOTS)
+
+    async def parked() -> bool | None:
+        return True if await committed(fleet) >= before + SLOTS else None  # what is not comes again at once
+
+    await until(parked, "the commit of what was refused")
+    assert [len(fleet.attempts(marker)) for marker in (*markers, hopeless)] == [1] * SLOTS
     os.kill(pid_of(fleet, WORKER), signal.SIGKILL)
 
     *answers, given_up = await asyncio.gather(*chats)
