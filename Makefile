@@ -5,7 +5,7 @@ BIN := .venv/bin
 PORT ?= 8080
 # Most tests wait for real processes most of the time, so more of them run at once than there are cores.
 JOBS ?= 4
-# Whole fleets of processes are another matter: each takes half a minute of a core to start.
+# Whole fleets of processes are another matter: each takes some ten seconds of a core to start.
 FLEETS ?= 3
 STATE ?= .chimera
 # Services and tests are many processes: each would compile all that it imports again (2 s of a core).
