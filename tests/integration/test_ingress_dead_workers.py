@@ -16,7 +16,7 @@ from services.core.fleet_table import DEAD_AFTER_S, stall_bounds
 from services.ingress.settings import IngressKnobs
 from services.ports import OutRecord
 from tests.chat_bodies import answer_of, ask, delta, events_of, joined_text
-from tests.ingress_bench import FLEET, Bench, eventually, ingress_bench
+from tests.ingress_bench import FLEET, Bench, LaneTask, eventually, ingress_bench
 
 
 def stream(client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
@@ -77,16 +77,21 @@ async def test_a_worker_that_beats_without_a_token_is_as_dead(tmp_path: Path) ->
         await bench.closed(task, "interrupted")
 
 
+async def half_said(bench: Bench, client: httpx.AsyncClient) -> tuple[asyncio.Task[httpx.Response], LaneTask]:
+    """A stream with content of worker `w1`, which beat once and never announced the try."""
+    await beat(bench, "w1")
+    call = stream(client)
+    task = await bench.next_task()
+    await bench.chunk(task, task.attempt(), 0, [delta(content="half")], worker="w1")
+    return call, task
+
+
 async def test_a_first_chunk_says_whose_death_ends_its_stream(tmp_path: Path) -> None:
     """Its try was never announced, and the next one's start says nothing of it."""
     async with ingress_bench(tmp_path) as bench, bench.http() as client:
-        await beat(bench, "w1")
-        call = stream(client)
-        task = await bench.next_task()
-        other = task.attempt().model_copy(update={"worker": "w2"})
-        await bench.chunk(task, task.attempt(), 0, [delta(content="half")], worker="w1")
+        call, task = await half_said(bench, client)
         async with beating(bench, "w2"):
-            await bench.started(task, other)
+            await bench.started(task, task.attempt().model_copy(update={"worker": "w2"}))
             events = events_of((await call).text)
         assert events[-1]["error"]["code"] == "stream_interrupted"
         await bench.closed(task, "interrupted")
@@ -94,10 +99,7 @@ async def test_a_first_chunk_says_whose_death_ends_its_stream(tmp_path: Path) ->
 
 async def test_a_worker_that_left_ends_its_streams_too(tmp_path: Path) -> None:
     async with ingress_bench(tmp_path) as bench, bench.http() as client:
-        await beat(bench, "w1")
-        call = stream(client)
-        task = await bench.next_task()
-        await bench.chunk(task, task.attempt(), 0, [delta(content="half")], worker="w1")
+        call, _ = await half_said(bench, client)
         await eventually(lambda: bench.ingress.bound._streams)
         await bench.publisher.send(OutRecord(bench.names.fleet, b"worker/w1", None, [], 0), timeout_s=5)
         events = events_of((await call).text)
