@@ -10,6 +10,7 @@ from typing import Protocol
 
 import structlog
 
+from services.core.gone_workers import GoneWorkers
 from services.runtime.fleet_view import FleetView
 
 _log = structlog.get_logger("chimera.ingress")
@@ -26,7 +27,7 @@ class BoundStreams:
     def __init__(self, view: FleetView, every_s: float) -> None:
         self._view, self._every_s = view, every_s
         self._streams: dict[str, set[Stream]] = {}
-        self._unheard_since_s: dict[str, float] = {}
+        self._gone = GoneWorkers(_UNHEARD_GRACE_S)
 
     def add(self, worker: str, stream: Stream) -> None:
         self._streams.setdefault(worker, set()).add(stream)
@@ -41,22 +42,13 @@ class BoundStreams:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
-            for worker in self._gone():
+            for worker in self._lost():
                 following = self._streams.pop(worker)
                 _log.warning("streams lose their worker", worker=worker, streams=len(following))
                 for stream in following:
                     stream.lose_worker()
 
-    def _gone(self) -> list[str]:
-        now_s, table = self._view.now_s(), self._view.table
-        self._unheard_since_s = {
-            worker: self._unheard_since_s.get(worker, now_s)
-            for worker in self._streams
-            if table.member(worker) is None and self._view.caught_up.is_set()
-        }
-        return [
-            worker
-            for worker in self._streams
-            if table.is_dead(worker, now_s)
-            or now_s - self._unheard_since_s.get(worker, now_s) >= _UNHEARD_GRACE_S
-        ]
+    def _lost(self) -> list[str]:
+        if not self._view.caught_up.is_set():
+            return []
+        return self._gone.among(list(self._streams), self._view.table, self._view.now_s())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 import structlog
 
 from services.core.fleet_table import BURY_AFTER_S
+from services.core.gone_workers import GoneWorkers
 from services.orchestrator.owed import send_each
 from services.orchestrator.settings import BookkeeperKnobs
 from services.ports import BookkeeperStore, OutRecord, Publisher
@@ -34,7 +35,7 @@ class LostTries:
         self._view, self._store, self._publisher = view, store, publisher
         self._topic, self._knobs, self._wall_ms = topic, knobs, wall_ms
         self._owned: set[int] = set()
-        self._unheard_since_s: dict[str, float] = {}
+        self._gone = GoneWorkers(knobs.unheard_grace_s)
         self._next_s = self._next_burial_s = view.now_s()
         self.lost = 0
 
@@ -59,24 +60,13 @@ class LostTries:
 
     async def _lose(self, owned: Collection[int], now_s: float) -> None:
         working = set(await self._store.open_workers(owned))
-        self._unheard_since_s = {
-            worker: self._unheard_since_s.get(worker, now_s)
-            for worker in working
-            if self._view.table.member(worker) is None
-        }
-        gone = sorted(worker for worker in working if self._gone(worker, now_s))
+        gone = sorted(self._gone.among(working, self._view.table, now_s))
         if not gone:
             return
         lost = await self._store.lose_tries_of(gone, owned, self._wall_ms())
         if lost:
             self.lost += lost
             log.warning("tries lost with their workers", tries=lost, workers=gone[:10])
-
-    def _gone(self, worker: str, now_s: float) -> bool:
-        since_s = self._unheard_since_s.get(worker)
-        if since_s is None:
-            return self._view.table.is_dead(worker, now_s)
-        return now_s - since_s >= self._knobs.unheard_grace_s
 
     async def _bury(self, now_s: float) -> None:
         """A compacted topic keeps the last beat of everybody who never left by itself."""
