@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from infra.kafka.jars import JarsUnavailableError, kafka_version
 from infra.kafka.node import KafkaNode, available
 from infra.local_broker import LocalBroker
 from tests.broker_under_test import BrokerUnderTest
+
+# How long an example takes says something of the machine, not of the code.
+settings.register_profile("no time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no time")
 
 pytest_plugins = ["tests.fixtures_models", "tests.fixtures_postgres", "tests.no_skips"]
 
